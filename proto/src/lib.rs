@@ -1,0 +1,26 @@
+//! RDMA wire formats and protocol state machines: bytes in, bytes out.
+//!
+//! The layers, bottom-up:
+//!
+//! * [`wire`]: one header, one file. Parsing borrows, never panics, and says in its error which
+//!   layer failed, at which offset, how much was needed and how much was there.
+//! * [`verbs`]: plain data that an RDMA program and both transports speak: work requests,
+//!   completions, states, rights.
+//! * [`mem`]: the [`mem::Memory`] trait, the only door from a state machine to registered bytes.
+//! * [`iwarp`]: MPA start-up, DDP queues and RDMAP operations of one iWARP connection
+//!   (RFC 5044, 5041, 5040, 6581, 7306).
+//!
+//! Nothing here opens a socket, reads a clock, spawns, locks or draws a random number: time,
+//! bytes, seeds and memory are arguments. The crate builds without `std` (it needs `alloc`).
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+pub mod iwarp;
+pub mod mem;
+pub mod time;
+pub mod verbs;
+pub mod wire;

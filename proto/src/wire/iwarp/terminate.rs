@@ -1,0 +1,4 @@
+//! skeleton
+/// A Terminate, owned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Terminate { }
