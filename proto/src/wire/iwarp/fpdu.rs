@@ -63,8 +63,11 @@ pub const fn marked_len(ulpdu_len: usize, position: u64) -> usize {
     let to_marker = to_marker(position);
     // RFC 5044 §4.3: a marker between FPDUs belongs to the following one, so that one which
     // falls right after this FPDU is not ours.
-    let markers =
-        if plain <= to_marker { 0 } else { (plain - to_marker).div_ceil(BETWEEN_MARKERS) };
+    let markers = if plain <= to_marker {
+        0
+    } else {
+        (plain - to_marker).div_ceil(BETWEEN_MARKERS)
+    };
     plain + markers * MARKER_LEN
 }
 
@@ -207,7 +210,12 @@ pub struct Deframer {
 impl Deframer {
     /// At the first octet after the start-up frames. `markers`, `crc`: whether they are in use.
     pub const fn new(markers: bool, crc: bool) -> Self {
-        Self { markers, crc, position: 0, failed: None }
+        Self {
+            markers,
+            crc,
+            position: 0,
+            failed: None,
+        }
     }
 
     /// The FPDU at the front of `input`, checked. `Ok(None)`: it is not whole yet.
@@ -251,9 +259,17 @@ impl Deframer {
         if self.failed.is_some() {
             return 0;
         }
-        let header = if self.markers && to_marker(self.position) == 0 { MARKER_LEN } else { 0 };
+        let header = if self.markers && to_marker(self.position) == 0 {
+            MARKER_LEN
+        } else {
+            0
+        };
         let ulpdu_len = input.get(header..).and_then(length_field).unwrap_or(0);
-        if self.markers { marked_len(ulpdu_len, self.position) } else { fpdu_len(ulpdu_len) }
+        if self.markers {
+            marked_len(ulpdu_len, self.position)
+        } else {
+            fpdu_len(ulpdu_len)
+        }
     }
 
     /// Octets of the stream taken so far, markers among them.
@@ -265,18 +281,27 @@ impl Deframer {
 /// The length that `octets` begin with.
 #[inline]
 fn length_field(octets: &[u8]) -> Option<usize> {
-    octets.first_chunk().map(|&length| usize::from(u16::from_be_bytes(length)))
+    octets
+        .first_chunk()
+        .map(|&length| usize::from(u16::from_be_bytes(length)))
 }
 
 /// The FPDU at the front of a stream without markers.
 #[inline]
 fn take_plain(input: &[u8], crc: bool) -> Result<Option<Fpdu<'_>>, Error> {
-    let Some(length) = length_field(input) else { return Ok(None) };
-    let Some(whole) = input.get(..fpdu_len(length)) else { return Ok(None) };
+    let Some(length) = length_field(input) else {
+        return Ok(None);
+    };
+    let Some(whole) = input.get(..fpdu_len(length)) else {
+        return Ok(None);
+    };
     if crc {
         check_crc(whole)?;
     }
-    Ok(Some(Fpdu { ulpdu: &whole[LENGTH_LEN..LENGTH_LEN + length], consumed: whole.len() }))
+    Ok(Some(Fpdu {
+        ulpdu: &whole[LENGTH_LEN..LENGTH_LEN + length],
+        consumed: whole.len(),
+    }))
 }
 
 /// The FPDU at the front of a stream with markers, `position` octets after its start.
@@ -288,8 +313,12 @@ fn take_marked<'a>(
 ) -> Result<Option<Fpdu<'a>>, Error> {
     let first = to_marker(position);
     let header = if first == 0 { MARKER_LEN } else { 0 };
-    let Some(length) = input.get(header..).and_then(length_field) else { return Ok(None) };
-    let Some(whole) = input.get(..marked_len(length, position)) else { return Ok(None) };
+    let Some(length) = input.get(header..).and_then(length_field) else {
+        return Ok(None);
+    };
+    let Some(whole) = input.get(..marked_len(length, position)) else {
+        return Ok(None);
+    };
     // RFC 5044 §4.4: the CRC covers the markers, so all octets before it.
     // §8: a marker is judged where the CRC is valid.
     if crc {
@@ -303,7 +332,10 @@ fn take_marked<'a>(
     // The first marker behind the length field.
     let inner = first + if first == 0 { MARKER_SPACING } else { 0 } - header;
     if inner >= LENGTH_LEN + length {
-        return Ok(Some(Fpdu { ulpdu: &covered[LENGTH_LEN..LENGTH_LEN + length], consumed }));
+        return Ok(Some(Fpdu {
+            ulpdu: &covered[LENGTH_LEN..LENGTH_LEN + length],
+            consumed,
+        }));
     }
     scratch.clear();
     scratch.extend_from_slice(&covered[LENGTH_LEN..inner]);
@@ -313,7 +345,10 @@ fn take_marked<'a>(
         scratch.extend_from_slice(&chunk[MARKER_LEN..]);
     }
     scratch.truncate(length);
-    Ok(Some(Fpdu { ulpdu: scratch, consumed }))
+    Ok(Some(Fpdu {
+        ulpdu: scratch,
+        consumed,
+    }))
 }
 
 /// Checks the CRC that `whole`, an FPDU with its markers, ends with.
@@ -323,12 +358,18 @@ fn check_crc(whole: &[u8]) -> Result<(), Error> {
     let (covered, field) = whole.split_at(offset);
     let computed = crc32c(covered);
     // An FPDU is at least 8 octets long, so that the field has its 4.
-    let found = field.first_chunk().map_or(!computed, |&octets| u32::from_le_bytes(octets));
+    let found = field
+        .first_chunk()
+        .map_or(!computed, |&octets| u32::from_le_bytes(octets));
     // A fuzzer cannot guess a CRC: let it through to the code behind.
     if found == computed || cfg!(fuzzing) {
         return Ok(());
     }
-    Err(Error { layer: Layer::Mpa, offset, problem: Problem::Crc { found, computed } })
+    Err(Error {
+        layer: Layer::Mpa,
+        offset,
+        problem: Problem::Crc { found, computed },
+    })
 }
 
 /// Checks the marker at `at`, within an FPDU whose length field is at `header`.
@@ -342,5 +383,11 @@ fn check_marker(whole: &[u8], at: usize, header: usize) -> Result<(), Error> {
         return Ok(());
     }
     let expected = "the distance from the ULPDU Length field to this marker";
-    Err(Error::field(Layer::Mpa, at, "FPDUPTR", found.into(), expected))
+    Err(Error::field(
+        Layer::Mpa,
+        at,
+        "FPDUPTR",
+        found.into(),
+        expected,
+    ))
 }

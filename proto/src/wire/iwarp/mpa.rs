@@ -140,7 +140,9 @@ impl<'a> Start<'a> {
     /// frame before revision 2 is one of the reserved bits (RFC 5044 §7.1.1): it stays in the
     /// flags and means nothing.
     pub fn parse(input: &'a [u8]) -> Result<Option<(Self, usize)>, Error> {
-        let Some(kind) = match_key(input)? else { return Ok(None) };
+        let Some(kind) = match_key(input)? else {
+            return Ok(None);
+        };
         let Some((&[flags, revision, high, low], rest)) =
             input[KEY_REQUEST.len()..].split_first_chunk()
         else {
@@ -159,12 +161,20 @@ impl<'a> Start<'a> {
         if is_enhanced && length < ENHANCED_LEN {
             return Err(refused("at least 4, because S is set"));
         }
-        let Some(data) = rest.get(..length) else { return Ok(None) };
+        let Some(data) = rest.get(..length) else {
+            return Ok(None);
+        };
         let (enhanced, private_data) = match data.split_first_chunk() {
             Some((&octets, data)) if is_enhanced => (Some(Enhanced::from_bytes(octets)), data),
             _ => (None, data),
         };
-        let frame = Self { kind, flags, revision, enhanced, private_data };
+        let frame = Self {
+            kind,
+            flags,
+            revision,
+            enhanced,
+            private_data,
+        };
         Ok(Some((frame, START_LEN + length)))
     }
 
@@ -174,9 +184,16 @@ impl<'a> Start<'a> {
     /// `private_data` and `enhanced` together take at most [`MAX_PRIVATE_DATA`] octets; what is
     /// beyond is not sent.
     pub fn emit(&self, out: &mut Vec<u8>) {
-        let taken = if self.enhanced.is_some() { ENHANCED_LEN } else { 0 };
+        let taken = if self.enhanced.is_some() {
+            ENHANCED_LEN
+        } else {
+            0
+        };
         let room = MAX_PRIVATE_DATA - taken;
-        debug_assert!(self.private_data.len() <= room, "private data beyond {room} octets");
+        debug_assert!(
+            self.private_data.len() <= room,
+            "private data beyond {room} octets"
+        );
         let data = &self.private_data[..self.private_data.len().min(room)];
         let mut flags = self.flags;
         if self.enhanced.is_some() || self.revision >= 2 {
@@ -202,7 +219,13 @@ fn match_key(input: &[u8]) -> Result<Option<StartKind>, Error> {
     let good = request.max(reply);
     if good < head.len() {
         let expected = "\"MPA ID Req Frame\" or \"MPA ID Rep Frame\"";
-        return Err(Error::field(Layer::MpaStart, good, "Key", head[good].into(), expected));
+        return Err(Error::field(
+            Layer::MpaStart,
+            good,
+            "Key",
+            head[good].into(),
+            expected,
+        ));
     }
     Ok(match good {
         16 if request == 16 => Some(StartKind::Request),
@@ -219,10 +242,14 @@ fn match_key(input: &[u8]) -> Result<Option<StartKind>, Error> {
 /// numbers at most 0x3fff, what revision 2 could say; no 8 octets do so in both orders, unless
 /// all are zero.
 pub fn legacy_ird_ord(private_data: &[u8]) -> Option<(u32, u32)> {
-    let &[a, b, c, d, e, f, g, h] = private_data else { return None };
+    let &[a, b, c, d, e, f, g, h] = private_data else {
+        return None;
+    };
     let (ird, ord) = ([a, b, c, d], [e, f, g, h]);
     let big = (u32::from_be_bytes(ird), u32::from_be_bytes(ord));
     let little = (u32::from_le_bytes(ird), u32::from_le_bytes(ord));
     let plausible = |&(ird, ord): &(u32, u32)| ird.max(ord) <= u32::from(NO_NEGOTIATION);
-    Some(big).filter(plausible).or(Some(little).filter(plausible))
+    Some(big)
+        .filter(plausible)
+        .or(Some(little).filter(plausible))
 }

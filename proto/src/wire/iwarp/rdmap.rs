@@ -89,7 +89,10 @@ impl Opcode {
 
     /// Whether this is one of the four Sends (not an Immediate).
     pub const fn is_send(self) -> bool {
-        matches!(self, Self::SEND | Self::SEND_INV | Self::SEND_SE | Self::SEND_SE_INV)
+        matches!(
+            self,
+            Self::SEND | Self::SEND_INV | Self::SEND_SE | Self::SEND_SE_INV
+        )
     }
 
     /// Whether the message revokes a key of the receiver.
@@ -140,7 +143,9 @@ macro_rules! header {
             /// Truncated, of layer RDMAP, if `payload` is too short.
             pub fn parse(payload: &[u8]) -> Result<&Self, Error> {
                 let short = Error::truncated(Layer::Rdmap, 0, Self::LEN, payload.len());
-                Self::ref_from_prefix(payload).map(|(header, _)| header).map_err(|_| short)
+                Self::ref_from_prefix(payload)
+                    .map(|(header, _)| header)
+                    .map_err(|_| short)
             }
         }
     };

@@ -222,7 +222,11 @@ impl TermCode {
 
     /// The code that siw means by the same two octets: layer and type exchanged.
     const fn swapped(self) -> Self {
-        Self { layer: TermLayer(self.etype), etype: self.layer.0, code: self.code }
+        Self {
+            layer: TermLayer(self.etype),
+            etype: self.layer.0,
+            code: self.code,
+        }
     }
 
     /// Whether RFC 5040 Figure 10 has the DDP header of the offending segment copied.
@@ -272,7 +276,10 @@ impl HeaderCopy {
         let len = header_len(*octets.first()?);
         let mut copy = [0; UntaggedHeader::LEN];
         copy[..len].copy_from_slice(octets.get(..len)?);
-        Some(Self { octets: copy, len: len as u8 })
+        Some(Self {
+            octets: copy,
+            len: len as u8,
+        })
     }
 
     /// The header in its fields; the payload is empty.
@@ -283,7 +290,11 @@ impl HeaderCopy {
 
 /// Length of the DDP header that begins with the octet `control`.
 const fn header_len(control: u8) -> usize {
-    if control & TAGGED != 0 { TaggedHeader::LEN } else { UntaggedHeader::LEN }
+    if control & TAGGED != 0 {
+        TaggedHeader::LEN
+    } else {
+        UntaggedHeader::LEN
+    }
 }
 
 impl Deref for HeaderCopy {
@@ -320,7 +331,13 @@ pub struct Terminate {
 impl Terminate {
     /// A Terminate without copied headers.
     pub const fn new(code: TermCode) -> Self {
-        Self { code, ddp_segment_len: None, ddp_header: None, read_request: None, swapped: false }
+        Self {
+            code,
+            ddp_segment_len: None,
+            ddp_header: None,
+            read_request: None,
+            swapped: false,
+        }
     }
 
     /// With the length of the offending DDP segment in octets (header and payload) and a copy of
@@ -349,7 +366,9 @@ impl Terminate {
     /// The copied Read Request in its fields.
     pub fn read_request(&self) -> Option<&ReadRequest> {
         // The array has the header's length.
-        self.read_request.as_ref().and_then(|octets| ReadRequest::ref_from_bytes(octets).ok())
+        self.read_request
+            .as_ref()
+            .and_then(|octets| ReadRequest::ref_from_bytes(octets).ok())
     }
 
     /// The first two octets in RFC 5040's form (layer, type, code), as for
@@ -370,8 +389,10 @@ impl Terminate {
             self.ddp_header.is_some(),
             self.read_request.is_some(),
         ];
-        let header_control =
-            bits.iter().zip(set).fold(0, |acc, (bit, on)| if on { acc | bit } else { acc });
+        let header_control = bits
+            .iter()
+            .zip(set)
+            .fold(0, |acc, (bit, on)| if on { acc | bit } else { acc });
         out.extend_from_slice(&code.to_u16().to_be_bytes());
         out.extend_from_slice(&[header_control, 0]);
         if header_control != 0 {
@@ -404,7 +425,10 @@ impl Terminate {
     /// not whole. [`Terminate::parse_code`] still gives the code.
     pub fn parse(payload: &[u8]) -> Result<Self, Error> {
         let (mut terminate, bits) = Self::parse_control(payload)?;
-        let mut reader = Reader { input: payload, at: CONTROL_LEN };
+        let mut reader = Reader {
+            input: payload,
+            at: CONTROL_LEN,
+        };
         if bits.iter().any(|&set| set) {
             let length = u16::from_be_bytes(reader.array()?);
             terminate.ddp_segment_len = bits[0].then_some(length);
@@ -430,7 +454,11 @@ impl Terminate {
 
     /// The code, the form, and whether M, D and R are set.
     fn parse_control(payload: &[u8]) -> Result<(Self, [bool; 3]), Error> {
-        let [first, code, third, _] = Reader { input: payload, at: 0 }.array()?;
+        let [first, code, third, _] = Reader {
+            input: payload,
+            at: 0,
+        }
+        .array()?;
         let as_rfc = TermCode::from_u16(u16::from_be_bytes([first, code]));
         let in_rfc = [M, D, R].map(|bit| third & bit != 0);
         let in_siw = [SIW_M, SIW_D, SIW_R].map(|bit| third & bit != 0);
@@ -440,7 +468,13 @@ impl Terminate {
             (false, false) => !as_rfc.is_defined() && as_rfc.swapped().is_defined(),
         };
         let code = if swapped { as_rfc.swapped() } else { as_rfc };
-        Ok((Self { swapped, ..Self::new(code) }, if swapped { in_siw } else { in_rfc }))
+        Ok((
+            Self {
+                swapped,
+                ..Self::new(code)
+            },
+            if swapped { in_siw } else { in_rfc },
+        ))
     }
 }
 
@@ -457,10 +491,22 @@ impl fmt::Display for Terminate {
         write!(f, "{}", self.code)?;
         match self.ddp_header.as_ref().and_then(HeaderCopy::segment) {
             Some(segment @ Segment::Tagged { header, .. }) => {
-                write!(f, " ({} to {} at {:#x})", segment.opcode(), header.stag(), header.to)
+                write!(
+                    f,
+                    " ({} to {} at {:#x})",
+                    segment.opcode(),
+                    header.stag(),
+                    header.to
+                )
             }
             Some(segment @ Segment::Untagged { header, .. }) => {
-                write!(f, " ({}, message {} of queue {})", segment.opcode(), header.msn, header.qn)
+                write!(
+                    f,
+                    " ({}, message {} of queue {})",
+                    segment.opcode(),
+                    header.msn,
+                    header.qn
+                )
             }
             None => Ok(()),
         }
