@@ -232,8 +232,7 @@ impl Connection {
 
     /// Takes octets of the stream, in order. Returns how many were used up; the rest must be
     /// presented again, in front of what follows. An input of 66,064 octets (an FPDU of the
-    /// greatest length with its markers) is always used up at least in part, unless the program
-    /// has not answered a request yet.
+    /// greatest length with its markers) is always used up at least in part.
     pub fn handle_stream<M: Memory + ?Sized>(
         &mut self,
         now: Instant,
@@ -248,8 +247,12 @@ impl Connection {
                     0 => return used,
                     n => used += n,
                 },
-                // RFC 5044 §7.1.2: nothing may follow a request before its reply; wait and see.
-                Phase::Requested => return used,
+                Phase::Requested if rest.is_empty() => return used,
+                // RFC 5044 §7.1.2 rule 3: an initiator sends no FPDU before it has the reply.
+                Phase::Requested => {
+                    let what = "octets follow the request before it was answered";
+                    self.fail_startup(StartupError::Protocol(what), Shutdown::Close);
+                }
                 Phase::Open | Phase::Draining | Phase::FinSent => {
                     let mut unmarked = core::mem::take(&mut self.unmarked);
                     let step = match self.deframer.next(rest, &mut unmarked) {

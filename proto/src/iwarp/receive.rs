@@ -5,7 +5,7 @@ use alloc::collections::VecDeque;
 use zerocopy::FromBytes;
 
 use super::{
-    Completion, Config, Connection, RtrKinds,
+    CloseReason, Completion, Config, Connection, RtrKinds, Shutdown,
     connection::Phase,
     send::{Awaited, Inbound, Outstanding, Stage, pieces},
 };
@@ -220,7 +220,10 @@ impl Connection {
                 (QN_READ_REQUEST, Opcode::ATOMIC_REQUEST) => {
                     self.take_atomic_request(segment, header, payload, mem)
                 }
-                (QN_TERMINATE, Opcode::TERMINATE) => self.take_terminate(now, header, payload),
+                (QN_TERMINATE, Opcode::TERMINATE) => {
+                    self.take_terminate(now, header, payload);
+                    Ok(())
+                }
                 (QN_ATOMIC_RESPONSE, Opcode::ATOMIC_RESPONSE) => {
                     self.take_atomic_response(segment, header, payload, mem)
                 }
@@ -304,20 +307,12 @@ impl Connection {
         last: bool,
         mem: &M,
     ) -> Result<(), Refusal> {
-        let position = self
-            .tx
-            .outstanding
-            .iter()
-            .position(|entry| matches!(entry.kind, Awaited::Read { .. }));
-        let Some((
-            index,
-            Outstanding {
-                seq,
-                kind: Awaited::Read { stag, size, got },
-            },
-        )) = position.and_then(|i| Some((i, *self.tx.outstanding.get(i)?)))
+        let Some(&Outstanding {
+            seq,
+            kind: Awaited::Read { stag, size, got },
+        }) = self.tx.outstanding.front()
         else {
-            return Err(Refusal::Code(TermCode::DDP_TAGGED_INVALID_STAG));
+            return Err(Refusal::Code(TermCode::RDMAP_UNEXPECTED_OPCODE));
         };
         let blame = |code| match seq {
             Some(seq) => Refusal::Work(code, seq, WcStatus::BAD_RESP_ERR),
@@ -331,7 +326,7 @@ impl Connection {
             return Err(blame(TermCode::DDP_TAGGED_BOUNDS));
         }
         if last != (len == size - got) {
-            return Err(blame(TermCode::RDMAP_CATASTROPHIC_STREAM));
+            return Err(blame(TermCode::RDMAP_OPERATION_UNSPECIFIED));
         }
         if let Some(seq) = seq
             && len > 0
@@ -342,7 +337,7 @@ impl Connection {
         }
         self.stats.payload_received += u64::from(len);
         if !last {
-            if let Some(entry) = self.tx.outstanding.get_mut(index) {
+            if let Some(entry) = self.tx.outstanding.front_mut() {
                 entry.kind = Awaited::Read {
                     stag,
                     size,
@@ -351,7 +346,7 @@ impl Connection {
             }
             return Ok(());
         }
-        self.tx.outstanding.remove(index);
+        self.tx.outstanding.pop_front();
         self.answered(seq);
         Ok(())
     }
@@ -589,24 +584,16 @@ impl Connection {
         mem: &M,
     ) -> Result<(), Refusal> {
         check_msn(header, self.rx.response_msn)?;
-        let position = self
-            .tx
-            .outstanding
-            .iter()
-            .position(|entry| matches!(entry.kind, Awaited::Atomic { .. }));
-        let Some((
-            index,
-            Outstanding {
-                seq: Some(seq),
-                kind: Awaited::Atomic { request_id },
-            },
-        )) = position.and_then(|i| Some((i, *self.tx.outstanding.get(i)?)))
+        let Some(&Outstanding {
+            seq: Some(seq),
+            kind: Awaited::Atomic { request_id },
+        }) = self.tx.outstanding.front()
         else {
             return Err(Refusal::Code(TermCode::DDP_UNTAGGED_NO_BUFFER));
         };
         let response: &AtomicResponse = whole_message(segment, header, payload)?;
         if response.request_id.get() != request_id {
-            let code = TermCode::RDMAP_CATASTROPHIC_STREAM;
+            let code = TermCode::RDMAP_OPERATION_UNSPECIFIED;
             return Err(Refusal::Work(code, seq, WcStatus::BAD_RESP_ERR));
         }
         self.rx.response_msn = self.rx.response_msn.next();
@@ -617,25 +604,19 @@ impl Connection {
             return Err(Refusal::Work(code, seq, WcStatus::LOC_PROT_ERR));
         }
         self.stats.payload_received += 8;
-        self.tx.outstanding.remove(index);
+        self.tx.outstanding.pop_front();
         self.answered(Some(seq));
         Ok(())
     }
 
-    fn take_terminate(
-        &mut self,
-        now: Instant,
-        header: &UntaggedHeader,
-        payload: &[u8],
-    ) -> Result<(), Refusal> {
-        check_msn(header, Msn::FIRST)?;
+    fn take_terminate(&mut self, now: Instant, header: &UntaggedHeader, payload: &[u8]) {
+        // Whatever it says, a Terminate is not answered by another one.
         match Terminate::parse(payload) {
-            Ok(terminate) => {
-                self.handle_terminate(now, terminate);
-                Ok(())
+            Ok(terminate) if header.msn() == Msn::FIRST => self.handle_terminate(now, terminate),
+            Ok(_) | Err(_) => {
+                self.stats.protocol_errors += 1;
+                self.end(CloseReason::Lost, Shutdown::Close);
             }
-            // An answer to a Terminate would be noise: say why it ended and close.
-            Err(_) => Err(Refusal::Code(TermCode::RDMAP_CATASTROPHIC_STREAM)),
         }
     }
 }
@@ -666,6 +647,6 @@ where
     match T::ref_from_bytes(payload) {
         Ok(whole) if segment.last() => Ok(whole),
         // Too short, or more is to come: these messages are never segmented (RFC 5040 §5).
-        _ => Err(Refusal::Code(TermCode::RDMAP_CATASTROPHIC_STREAM)),
+        _ => Err(Refusal::Code(TermCode::RDMAP_OPERATION_UNSPECIFIED)),
     }
 }

@@ -99,10 +99,6 @@ impl Connection {
             let what = "the request's MPA revision is above 2";
             return self.fail_startup(StartupError::Protocol(what), Shutdown::Close);
         }
-        if start.flags.contains(StartFlags::REJECT) {
-            let what = "a request with the reject bit set";
-            return self.fail_startup(StartupError::Protocol(what), Shutdown::Close);
-        }
         self.phase = Phase::Requested;
         self.deadline = None;
         self.request = Some(Negotiation {
@@ -243,13 +239,10 @@ impl Connection {
             if reply.ord != NO_NEGOTIATION && reply.ord > ird {
                 failure = Some(TermCode::MPA_INSUFFICIENT_IRD);
             }
-            if config.mpa.peer_to_peer {
-                // RFC 6581 §9.2: the reply decides. A WRITE disturbs the peer least.
-                let common = if reply.peer_to_peer {
-                    kinds(reply) & config.mpa.rtr
-                } else {
-                    RtrKinds::empty()
-                };
+            // RFC 6581 §9.2: the reply decides. One without A means client and server (old siw
+            // forgot the bit): our first FPDU opens it anyway. A WRITE disturbs the peer least.
+            if config.mpa.peer_to_peer && reply.peer_to_peer {
+                let common = kinds(reply) & config.mpa.rtr;
                 rtr = [RtrKinds::WRITE, RtrKinds::READ, RtrKinds::SEND]
                     .into_iter()
                     .find(|kind| common.contains(*kind));
@@ -257,8 +250,6 @@ impl Connection {
                     failure = Some(TermCode::MPA_NO_MATCHING_RTR);
                 }
             }
-        } else if config.mpa.peer_to_peer {
-            failure = Some(TermCode::MPA_NO_MATCHING_RTR);
         }
         self.open(Established {
             private_data: start.private_data.to_vec(),
