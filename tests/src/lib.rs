@@ -284,6 +284,9 @@ impl Side {
     pub fn feed_eof(&mut self, now: Instant) {
         if !std::mem::replace(&mut self.eof_seen, true) {
             self.conn.handle_eof(now, self.incoming.len());
+            if self.outgoing.is_empty() {
+                self.shutdowns.extend(self.conn.poll_shutdown());
+            }
             self.collect();
         }
     }

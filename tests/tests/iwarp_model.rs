@@ -386,7 +386,7 @@ fn initial_target(rng: &mut Rng, count: usize, side: usize) -> Vec<u8> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
     #[test]
     fn both_memories_equal_the_model(
