@@ -206,8 +206,8 @@ fn refuse(good: &[Vec<u8>], bad: &[u8]) -> (Side, Terminate) {
         .map(|k| side.mem.bytes(k))
         .into();
     side.feed(T0, &framed(bad));
-    assert_eq!(side.conn.state(), QpState::Err);
     let terminate = sent_terminate(&side.drain_all(T0));
+    assert_eq!(side.conn.state(), QpState::Err);
     assert_eq!(
         side.shutdowns,
         [Shutdown::Write],
