@@ -63,23 +63,13 @@ pub struct PlainMemory {
 impl PlainMemory {
     /// Registers `bytes` at `iova` under `key`.
     pub fn add(&self, key: u32, pd: u32, access: Access, iova: u64, bytes: Vec<u8>) {
-        let plain = Plain {
-            pd: PdId(pd),
-            access,
-            bound_to: None,
-            iova,
-            bytes,
-        };
+        let plain = Plain { pd: PdId(pd), access, bound_to: None, iova, bytes };
         self.regions.borrow_mut().insert(key, plain);
     }
 
     /// Binds a key to one queue pair.
     pub fn bind(&self, key: u32, qpn: Qpn) {
-        self.regions
-            .borrow_mut()
-            .get_mut(&key)
-            .expect("the key was added")
-            .bound_to = Some(qpn);
+        self.regions.borrow_mut().get_mut(&key).expect("the key was added").bound_to = Some(qpn);
     }
 
     /// What a region holds.
@@ -124,14 +114,7 @@ impl PlainMemory {
 
 impl Memory for PlainMemory {
     fn check_local(&self, scope: Scope, sge: Sge, access: Access) -> Result<(), AccessError> {
-        self.with(
-            sge.lkey.0,
-            scope,
-            sge.addr,
-            sge.length.into(),
-            access,
-            |_| (),
-        )
+        self.with(sge.lkey.0, scope, sge.addr, sge.length.into(), access, |_| ())
     }
 
     fn check_remote(
@@ -147,9 +130,7 @@ impl Memory for PlainMemory {
 
     fn read_local(&self, scope: Scope, sge: Sge, out: &mut Vec<u8>) -> Result<(), AccessError> {
         let (key, len) = (sge.lkey.0, sge.length.into());
-        self.with(key, scope, sge.addr, len, Access::empty(), |b| {
-            out.extend_from_slice(b)
-        })
+        self.with(key, scope, sge.addr, len, Access::empty(), |b| out.extend_from_slice(b))
     }
 
     fn write_local(
@@ -160,9 +141,7 @@ impl Memory for PlainMemory {
         data: &[u8],
     ) -> Result<(), AccessError> {
         let len = data.len() as u64;
-        self.with(lkey.0, scope, addr, len, Access::LOCAL_WRITE, |b| {
-            b.copy_from_slice(data)
-        })
+        self.with(lkey.0, scope, addr, len, Access::LOCAL_WRITE, |b| b.copy_from_slice(data))
     }
 
     fn read_remote(
@@ -173,9 +152,7 @@ impl Memory for PlainMemory {
         len: u64,
         out: &mut Vec<u8>,
     ) -> Result<(), AccessError> {
-        self.with(rkey.0, scope, addr, len, Access::REMOTE_READ, |b| {
-            out.extend_from_slice(b)
-        })
+        self.with(rkey.0, scope, addr, len, Access::REMOTE_READ, |b| out.extend_from_slice(b))
     }
 
     fn write_remote(
@@ -186,9 +163,7 @@ impl Memory for PlainMemory {
         data: &[u8],
     ) -> Result<(), AccessError> {
         let len = data.len() as u64;
-        self.with(rkey.0, scope, addr, len, Access::REMOTE_WRITE, |b| {
-            b.copy_from_slice(data)
-        })
+        self.with(rkey.0, scope, addr, len, Access::REMOTE_WRITE, |b| b.copy_from_slice(data))
     }
 
     fn atomic(
@@ -295,8 +270,7 @@ impl Side {
     pub fn drain(&mut self, now: Instant, budget: usize, max: usize) -> Vec<u8> {
         if self.outgoing.is_empty() {
             self.transmit.clear();
-            self.conn
-                .poll_transmit(now, &self.mem, budget, &mut self.transmit);
+            self.conn.poll_transmit(now, &self.mem, budget, &mut self.transmit);
             let scope = self.conn.config().scope;
             self.transmit
                 .copy_to(&self.mem, scope, &mut self.outgoing)
@@ -379,11 +353,7 @@ impl Pair {
             let there = self.wires[i].len() as u64;
             if there > 0 {
                 // Cut anywhere: often a few octets, sometimes all.
-                let most = if self.rng.one_in(3) {
-                    there
-                } else {
-                    there.min(40)
-                };
+                let most = if self.rng.one_in(3) { there } else { there.min(40) };
                 let n = 1 + self.rng.below(most) as usize;
                 let some: Vec<u8> = self.wires[i].drain(..n).collect();
                 self.sides[i].feed(self.now, &some);
@@ -410,16 +380,9 @@ impl Pair {
     /// Runs until the responder has a request, accepts it, and runs on until both are connected.
     pub fn connect(&mut self) {
         while !matches!(self.sides[1].events.last(), Some(Event::Request(_))) {
-            assert!(
-                self.step(),
-                "the start-up stopped: {:?}",
-                self.sides[0].events
-            );
+            assert!(self.step(), "the start-up stopped: {:?}", self.sides[0].events);
         }
-        self.sides[1]
-            .conn
-            .accept(b"", self.now)
-            .expect("a request is there");
+        self.sides[1].conn.accept(b"", self.now).expect("a request is there");
         self.run(100_000);
     }
 }

@@ -93,11 +93,7 @@ fn plan(rng: &mut Rng, count: usize, side: usize) -> Plan {
         let touches = |ranges: &[(usize, usize)], at: usize, len: usize| {
             ranges.iter().any(|&(a, l)| a < at + len && at < a + l)
         };
-        let mut wc = Wc {
-            id,
-            qpn: qpn(side),
-            ..Wc::default()
-        };
+        let mut wc = Wc { id, qpn: qpn(side), ..Wc::default() };
         let (op, payload) = match rng.below(9) {
             0 | 1 => {
                 if solicited {
@@ -157,10 +153,7 @@ fn plan(rng: &mut Rng, count: usize, side: usize) -> Plan {
                 unanswered.push((at, len));
                 p.sink.extend_from_slice(&p.target[at..at + len].to_vec());
                 (wc.opcode, wc.byte_len) = (WcOpcode::READ, len as u32);
-                (
-                    SendOp::Read(remote(at)),
-                    Payload::Sges(split(rng, sink_at, len as u32, SINK)),
-                )
+                (SendOp::Read(remote(at)), Payload::Sges(split(rng, sink_at, len as u32, SINK)))
             }
             kind => {
                 let at = at.min(TARGET_LEN - 8) & !7;
@@ -171,11 +164,7 @@ fn plan(rng: &mut Rng, count: usize, side: usize) -> Plan {
                 let (op, model) = if kind == 7 {
                     wc.opcode = WcOpcode::FETCH_ADD;
                     (
-                        SendOp::FetchAdd {
-                            remote: remote(at),
-                            add,
-                            mask,
-                        },
+                        SendOp::FetchAdd { remote: remote(at), add, mask },
                         AtomicOp::FetchAdd { add, mask },
                     )
                 } else {
@@ -195,12 +184,7 @@ fn plan(rng: &mut Rng, count: usize, side: usize) -> Plan {
                             compare_mask,
                             swap_mask,
                         },
-                        AtomicOp::CmpSwap {
-                            compare,
-                            swap: add,
-                            compare_mask,
-                            swap_mask,
-                        },
+                        AtomicOp::CmpSwap { compare, swap: add, compare_mask, swap_mask },
                     )
                 };
                 p.target[at..at + 8].copy_from_slice(&model.apply(old).to_ne_bytes());
@@ -212,29 +196,17 @@ fn plan(rng: &mut Rng, count: usize, side: usize) -> Plan {
         if flags.contains(SendFlags::SIGNALED) {
             p.send_wcs.push(wc);
         }
-        p.sends.push(SendWr {
-            id,
-            op,
-            payload,
-            flags,
-        });
+        p.sends.push(SendWr { id, op, payload, flags });
     }
     p
 }
 
 /// A receive at the other side that takes `data`, with room to spare now and then.
 fn receive(p: &mut Plan, rng: &mut Rng, data: &[u8], side: usize, set: impl FnOnce(&mut Wc)) {
-    let spare = if rng.one_in(2) {
-        0
-    } else {
-        rng.below(100) as usize
-    };
+    let spare = if rng.one_in(2) { 0 } else { rng.below(100) as usize };
     let id = p.receives.len() as u64 + 1_000_000;
     let at = p.inbox.len() as u64;
-    p.receives.push(RecvWr {
-        id,
-        sges: split(rng, at, (data.len() + spare) as u32, INBOX),
-    });
+    p.receives.push(RecvWr { id, sges: split(rng, at, (data.len() + spare) as u32, INBOX) });
     p.inbox.extend_from_slice(data);
     p.inbox.extend(std::iter::repeat_n(0, spare));
     let mut wc = Wc {
@@ -250,14 +222,11 @@ fn receive(p: &mut Plan, rng: &mut Rng, data: &[u8], side: usize, set: impl FnOn
 
 /// `len` octets from `addr`, cut into one to four pieces, some of them empty.
 fn split<L: FromIterator<Sge>>(rng: &mut Rng, addr: u64, len: u32, key: u32) -> L {
-    let mut cuts: Vec<u32> = (0..rng.below(4))
-        .map(|_| rng.below(u64::from(len) + 1) as u32)
-        .collect();
+    let mut cuts: Vec<u32> =
+        (0..rng.below(4)).map(|_| rng.below(u64::from(len) + 1) as u32).collect();
     cuts.extend([0, len]);
     cuts.sort_unstable();
-    cuts.windows(2)
-        .map(|w| Sge::new(addr + u64::from(w[0]), w[1] - w[0], LKey(key)))
-        .collect()
+    cuts.windows(2).map(|w| Sge::new(addr + u64::from(w[0]), w[1] - w[0], LKey(key))).collect()
 }
 
 struct Settings {
@@ -292,31 +261,15 @@ fn run(s: &Settings) {
         side.conn.set_emss(s.emss);
         // The memory before any work: the model's was already worked on, so make it afresh.
         side.mem.add(TARGET, PD, remote, TARGET_IOVA, Vec::new());
-        side.mem
-            .add(SOURCE, PD, Access::empty(), 0, plans[i].source.clone());
-        side.mem.add(
-            SINK,
-            PD,
-            Access::LOCAL_WRITE,
-            0,
-            vec![0; plans[i].sink.len()],
-        );
-        side.mem.add(
-            INBOX,
-            PD,
-            Access::LOCAL_WRITE,
-            0,
-            vec![0; other.inbox.len()],
-        );
+        side.mem.add(SOURCE, PD, Access::empty(), 0, plans[i].source.clone());
+        side.mem.add(SINK, PD, Access::LOCAL_WRITE, 0, vec![0; plans[i].sink.len()]);
+        side.mem.add(INBOX, PD, Access::LOCAL_WRITE, 0, vec![0; other.inbox.len()]);
         for wr in &other.receives {
-            side.conn
-                .post_recv(wr.clone(), wr.id)
-                .expect("room for every receive");
+            side.conn.post_recv(wr.clone(), wr.id).expect("room for every receive");
         }
         for wr in &other.sends {
             if let SendOp::SendInv(key) = wr.op {
-                side.mem
-                    .add(key.0, PD, Access::REMOTE_INVALIDATE, 0, vec![0; 8]);
+                side.mem.add(key.0, PD, Access::REMOTE_INVALIDATE, 0, vec![0; 8]);
                 side.mem.bind(key.0, qpn(i));
             }
         }
@@ -326,17 +279,13 @@ fn run(s: &Settings) {
     for i in 0..2 {
         let before = initial_target(&mut again, s.count, i);
         let remote = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-        pair.sides[1 - i]
-            .mem
-            .add(TARGET, PD, remote, TARGET_IOVA, before);
+        pair.sides[1 - i].mem.add(TARGET, PD, remote, TARGET_IOVA, before);
     }
     pair.connect();
     for (side, plan) in pair.sides.iter_mut().zip(&plans) {
         assert_eq!(side.conn.state(), QpState::Rts, "{:?}", side.events);
         for wr in &plan.sends {
-            side.conn
-                .post_send(wr.clone(), wr.id)
-                .expect("room for every send");
+            side.conn.post_send(wr.clone(), wr.id).expect("room for every send");
         }
     }
     pair.run(5_000_000);
@@ -348,15 +297,9 @@ fn run(s: &Settings) {
             side.wcs().into_iter().partition(|wc| wc.opcode.is_recv());
         assert_eq!(sends, own.send_wcs, "side {i}: send completions");
         assert_eq!(recvs, other.recv_wcs, "side {i}: receive completions");
-        assert!(
-            side.mem.bytes(TARGET) == other.target,
-            "side {i}: memory that the peer works on"
-        );
+        assert!(side.mem.bytes(TARGET) == other.target, "side {i}: memory that the peer works on");
         assert!(side.mem.bytes(SINK) == own.sink, "side {i}: what was read");
-        assert!(
-            side.mem.bytes(INBOX) == other.inbox,
-            "side {i}: what was received"
-        );
+        assert!(side.mem.bytes(INBOX) == other.inbox, "side {i}: what was received");
     }
     // Both close: what is left in the queues is flushed, and both ends agree that all is well.
     let extra = RecvWr::new(7, []);
@@ -368,11 +311,7 @@ fn run(s: &Settings) {
         assert_eq!(side.events.last(), Some(&graceful));
         assert_eq!(side.conn.state(), QpState::Err);
     }
-    let last = pair.sides[0]
-        .wcs()
-        .last()
-        .copied()
-        .expect("the extra receive");
+    let last = pair.sides[0].wcs().last().copied().expect("the extra receive");
     assert_eq!((last.id, last.status), (7, WcStatus::WR_FLUSH_ERR));
 }
 
@@ -421,8 +360,7 @@ fn a_wrong_octet_would_be_seen() {
     assert!(p.target != before, "50 operations change something");
     let kinds: BTreeMap<String, usize> = p.sends.iter().fold(BTreeMap::new(), |mut m, wr| {
         let name = format!("{:?}", wr.op);
-        *m.entry(name.split(['(', ' ']).next().unwrap_or_default().to_owned())
-            .or_default() += 1;
+        *m.entry(name.split(['(', ' ']).next().unwrap_or_default().to_owned()).or_default() += 1;
         m
     });
     assert!(kinds.len() >= 7, "operations of all kinds: {kinds:?}");

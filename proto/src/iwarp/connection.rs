@@ -185,8 +185,7 @@ impl Connection {
             QpState::Rts | QpState::Err => {}
             state => return Err(PostError::BadState(state)),
         }
-        self.tx
-            .push(wr, tag, &self.config, self.established.as_ref())?;
+        self.tx.push(wr, tag, &self.config, self.established.as_ref())?;
         if self.state() == QpState::Err {
             self.tx.flush_last();
             self.reap();
