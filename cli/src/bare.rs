@@ -156,7 +156,7 @@ impl Bare {
             Shape::PingPong => {
                 tcp.set_nonblocking(true)?;
                 let (there, mut back) = (vec![7; self.there as usize], vec![0; self.back as usize]);
-                let mut times = Histogram::<u64>::new(3)?;
+                let mut times = histogram()?;
                 let mut last = Instant::now();
                 for n in 0_u64.. {
                     spin_write(&mut tcp, &there)?;
@@ -205,6 +205,11 @@ impl Bare {
 
 /// Rounds that are not counted: caches and the socket's buffers settle.
 pub(crate) const WARM_UP: u64 = 100;
+
+/// Nanoseconds up to a minute, to three digits.
+pub(crate) fn histogram() -> Result<Histogram<u64>> {
+    Ok(Histogram::new_with_bounds(1, 60_000_000_000, 3)?)
+}
 
 /// One write a message until `deadline`.
 fn write_until(tcp: &mut TcpStream, len: u32, deadline: Instant) -> io::Result<()> {
@@ -326,6 +331,16 @@ mod tests {
     }
 
     #[test]
+    fn the_histogram_keeps_what_it_is_given() {
+        let mut times = histogram().unwrap();
+        for nanos in [4_000, 5_000, 6_000, 1_000_000_000] {
+            times.saturating_record(nanos);
+        }
+        assert!((4_990..=5_010).contains(&times.value_at_quantile(0.5)));
+        assert!(times.max() >= 1_000_000_000);
+    }
+
+    #[test]
     fn every_shape_gives_a_figure() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let addr = listener.local_addr().unwrap();
@@ -343,6 +358,10 @@ mod tests {
         for bare in shapes {
             let value = bare.measure(addr).unwrap();
             assert!(value.is_finite() && value > 0.0, "{bare:?}: {value}");
+            if bare.shape == Shape::PingPong {
+                // No socket answers in a tenth of a microsecond.
+                assert!(value > 0.1, "{value} us");
+            }
         }
         server.join().unwrap();
     }

@@ -438,7 +438,12 @@ impl Peer {
         let target = register(n * stride, remote)?;
         let receives = register(Self::receives(size) * slot, Access::LOCAL_WRITE)?;
         let revocable = (0..n)
-            .map(|_| register(64, Access::REMOTE_WRITE | Access::REMOTE_INVALIDATE))
+            .map(|_| {
+                let mr = register(64, Access::REMOTE_WRITE | Access::REMOTE_INVALIDATE)?;
+                // A peer may revoke only what is bound to its connection (RFC 5040 §5.3).
+                mr.bind(link.qp.qpn())?;
+                Ok(mr)
+            })
             .collect::<Result<_>>()?;
         let scratch = vec![0; size as usize];
         Ok(Self {

@@ -25,7 +25,6 @@ use std::{
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{ArgGroup, Args};
 use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
-use hdrhistogram::Histogram;
 use serde_json::json;
 use tokio::runtime::Runtime;
 use userdma::{
@@ -34,7 +33,7 @@ use userdma::{
 
 use crate::{
     Usage,
-    bare::{Bare, WARM_UP},
+    bare::{Bare, WARM_UP, histogram},
     child::ServerProcess,
     common::{Common, Link, Shape, Target, check_wc, close, connect, counters, settled},
     output::{self, line, note},
@@ -89,7 +88,7 @@ pub(crate) struct Perf {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
     /// Measure the bare socket too, in two processes of its own (with --local)
-    #[arg(long, requires = "local")]
+    #[arg(long)]
     baseline: bool,
     /// Fail if the ratio is below this (with --baseline)
     #[arg(long, value_name = "RATIO", requires = "baseline")]
@@ -626,7 +625,7 @@ fn latency(
     watch: &mut Watch<'_>,
 ) -> Result<(u64, u64)> {
     let run = side.run;
-    let mut times = Histogram::<u64>::new(3)?;
+    let mut times = histogram()?;
     let mut last = Instant::now();
     let mut n = 0_u64;
     loop {
@@ -719,6 +718,11 @@ impl Perf {
 pub(crate) fn run(args: Perf, runtime: &Runtime) -> Result<ExitCode> {
     args.common.check()?;
     session::check(args.mode()).map_err(|e| Usage(e.to_string()))?;
+    if args.baseline && !args.local {
+        return Err(
+            Usage("--baseline needs --local: the bare socket is measured here".into()).into()
+        );
+    }
     let inside = runtime.enter();
     let stop = Stop::on_signals()?;
     let server = match args.local {

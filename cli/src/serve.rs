@@ -219,17 +219,34 @@ pub(crate) async fn run(args: Serve) -> Result<ExitCode> {
 
 fn summary(shared: &Shared) {
     let totals = *shared.totals.lock().unwrap_or_else(PoisonError::into_inner);
+    let d = shared.dev.stats();
     shared.event(
         &json!({
             "event": "summary",
             "clients": totals.clients,
             "failed": totals.failed,
+            "connections": d.connections,
+            "rejected": d.rejected,
+            "refused": d.refused,
+            "startup_timeouts": d.startup_timeouts,
+            "startup_malformed": d.startup_malformed,
+            "startup_lost": d.startup_lost,
+            "accept_errors": d.accept_errors,
             "counters": counters_json(&totals.stats),
         }),
         &format!(
-            "{} clients, {} failed; {}",
+            "{} clients, {} failed\n\
+             connections {}, rejected {}, refused {}, start-ups timed out {} malformed {} lost {}, \
+             accept errors {}\n{}",
             totals.clients,
             totals.failed,
+            d.connections,
+            d.rejected,
+            d.refused,
+            d.startup_timeouts,
+            d.startup_malformed,
+            d.startup_lost,
+            d.accept_errors,
             counters(&totals.stats)
         ),
     );

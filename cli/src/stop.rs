@@ -1,6 +1,10 @@
 //! Being asked to end: Ctrl-C, SIGTERM, or a parent that went away.
 
-use std::{io::Read, process, thread};
+use std::{
+    io::Read,
+    process, thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result};
 use tokio::{
@@ -9,6 +13,9 @@ use tokio::{
 };
 
 use crate::output::note;
+
+/// Signals that come this soon after the first one are the same wish.
+const REPEAT: Duration = Duration::from_millis(300);
 
 /// A flag that is raised once and seen by tasks (which await it) and by spinning threads (which
 /// look at it now and then). Clones share it.
@@ -29,16 +36,24 @@ impl Stop {
         let mut terminate = signal(SignalKind::terminate()).context("cannot watch for SIGTERM")?;
         let raised = stop.clone();
         tokio::spawn(async move {
-            for first in [true, false] {
+            let mut first: Option<Instant> = None;
+            loop {
                 tokio::select! {
                     _ = interrupt.recv() => {}
                     _ = terminate.recv() => {}
                 }
-                if !first {
-                    note("ended by a second signal");
-                    process::exit(130);
+                match first {
+                    None => {
+                        first = Some(Instant::now());
+                        raised.raise();
+                    }
+                    // A process group may be sent the same signal twice (timeout(1) does so).
+                    Some(first) if first.elapsed() < REPEAT => {}
+                    Some(_) => {
+                        note("ended by a second signal");
+                        process::exit(130);
+                    }
                 }
-                raised.raise();
             }
         });
         Ok(stop)
