@@ -18,6 +18,9 @@ use crate::common::Target;
 /// How long a server may take to listen, and to end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// How long its complaint is waited for once something went wrong.
+const SOON: Duration = Duration::from_millis(300);
+
 /// A `userdma serve` on a free port of loopback.
 #[derive(Debug)]
 pub(crate) struct ServerProcess {
@@ -64,16 +67,22 @@ impl ServerProcess {
         &self.target
     }
 
+    /// What it last said went wrong, if it says so soon; for an error that this side only sees as
+    /// a lost connection.
+    pub(crate) async fn complaint(&mut self) -> Option<String> {
+        let mut complaint = None;
+        while let Ok(Ok(Some(line))) = timeout(SOON, self.lines.next_line()).await {
+            complaint = error_of(&line).or(complaint);
+        }
+        complaint
+    }
+
     /// Waits for its end, which has to be a good one.
     pub(crate) async fn wait_success(&mut self) -> Result<()> {
         let mut last_error = None;
         let end = async {
             while let Some(line) = self.lines.next_line().await? {
-                if let Ok(event) = serde_json::from_str::<Value>(&line)
-                    && event["event"] == "error"
-                {
-                    last_error = event["error"].as_str().map(str::to_owned);
-                }
+                last_error = error_of(&line).or(last_error.take());
             }
             self.child.wait().await
         };
@@ -89,6 +98,12 @@ impl ServerProcess {
             None => bail!("the server ended with {status}"),
         }
     }
+}
+
+/// The error in a server's line, if it is one.
+fn error_of(line: &str) -> Option<String> {
+    let event: Value = serde_json::from_str(line).ok()?;
+    (event["event"] == "error").then(|| event["error"].as_str().map(str::to_owned))?
 }
 
 /// The address in a server's first line.
@@ -119,6 +134,15 @@ mod tests {
         assert_eq!(listening(line).unwrap().to_string(), "127.0.0.1:4711");
         let line = line.replace("127.0.0.1", "::1");
         assert_eq!(listening(&line).unwrap().to_string(), "[::1]:4711");
+    }
+
+    #[test]
+    fn complaints_are_found_among_events() {
+        let line = r#"{"event":"error","peer":"x","mode":"demo","error":"too bad"}"#;
+        assert_eq!(error_of(line).as_deref(), Some("too bad"));
+        for line in ["", "error", r#"{"event":"done","error":"x"}"#, r#"{"event":"error"}"#] {
+            assert_eq!(error_of(line), None, "{line}");
+        }
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) enum Transport {
     /// MPA, DDP and RDMAP over TCP.
     Iwarp,
-    /// InfiniBand transport over UDP.
+    /// InfiniBand transport over UDP (RoCEv2): not built yet.
     Roce,
 }
 
@@ -54,9 +54,7 @@ impl Transport {
 /// A switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnOff {
-    /// Yes.
     On,
-    /// No.
     Off,
 }
 
@@ -67,7 +65,7 @@ pub(crate) struct Common {
     #[arg(long, value_enum, default_value_t = Transport::Iwarp)]
     pub(crate) transport: Transport,
     /// iWARP: ask for the CRC32C of MPA; it is left out only if both sides say off
-    #[arg(long, value_enum, default_value_t = OnOff::On)]
+    #[arg(long, value_enum, value_name = "on|off", hide_possible_values = true, default_value_t = OnOff::On)]
     pub(crate) crc: OnOff,
     /// iWARP: MPA revision to offer (2 tells the peer the READ depths, 1 is for old peers)
     #[arg(long, value_name = "1|2", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]

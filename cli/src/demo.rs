@@ -1025,8 +1025,17 @@ pub(crate) async fn run(args: Demo) -> Result<ExitCode> {
     extra.push("--once".into());
     let mut server = ServerProcess::start(&extra).await?;
     let rows = tokio::select! {
-        rows = client(&args, &server) => rows?,
+        rows = client(&args, &server) => rows,
         () = stop.raised() => bail!("interrupted"),
+    };
+    let rows = match rows {
+        Ok(rows) => rows,
+        Err(e) => {
+            return Err(match server.complaint().await {
+                Some(complaint) => e.context(format!("the server says: {complaint}")),
+                None => e,
+            });
+        }
     };
 
     if args.json {

@@ -725,7 +725,7 @@ pub(crate) fn run(args: Perf, runtime: &Runtime) -> Result<ExitCode> {
     }
     let inside = runtime.enter();
     let stop = Stop::on_signals()?;
-    let server = match args.local {
+    let mut server = match args.local {
         true => Some(runtime.block_on(ServerProcess::start(&args.common.to_args()))?),
         false => None,
     };
@@ -735,8 +735,8 @@ pub(crate) fn run(args: Perf, runtime: &Runtime) -> Result<ExitCode> {
     };
     // clap has seen to it that there is exactly one of the two.
     let target = match (&args.target, &server) {
-        (Some(target), _) => target,
-        (None, Some(server)) => server.target(),
+        (Some(target), _) => target.clone(),
+        (None, Some(server)) => server.target().clone(),
         (None, None) => return Err(Usage("where to? give ADDR or --local".into()).into()),
     };
 
@@ -751,7 +751,19 @@ pub(crate) fn run(args: Perf, runtime: &Runtime) -> Result<ExitCode> {
         if stop.is_raised() {
             bail!("interrupted");
         }
-        let (value, with_crc) = once(&args, target, runtime, &stop)?;
+        let (value, with_crc) = match once(&args, &target, runtime, &stop) {
+            Ok(measured) => measured,
+            Err(e) => {
+                let complaint = match &mut server {
+                    Some(server) => runtime.block_on(server.complaint()),
+                    None => None,
+                };
+                return Err(match complaint {
+                    Some(complaint) => e.context(format!("the server says: {complaint}")),
+                    None => e,
+                });
+            }
+        };
         ours.push(value);
         crc = with_crc;
     }

@@ -328,6 +328,18 @@ fn ping_of_every_size_and_switch() {
 }
 
 #[test]
+fn ping_over_ipv6_and_by_name() {
+    let server = Server::listen("[::1]:0", &["--once"]);
+    let output = run_for(0, &["ping", &server.addr, "-c", "2", "-i", "0"]);
+    assert!(stdout(&output).contains(&server.addr), "{}", stdout(&output));
+    assert!(server.wait().0.status.success());
+    let server = Server::listen("localhost:0", &["--once"]);
+    let port = server.first["port"].to_string();
+    run_for(0, &["ping", &format!("localhost:{port}"), "-c", "2", "-i", "0"]);
+    assert!(server.wait().0.status.success());
+}
+
+#[test]
 fn ping_asks_for_ird_and_ord_1_and_no_peer_to_peer() {
     let runtime = runtime();
     let listener = runtime
