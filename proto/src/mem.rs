@@ -75,7 +75,12 @@ impl AtomicOp {
     pub const fn apply(self, old: u64) -> u64 {
         match self {
             Self::FetchAdd { add, mask } => masked_add(old, add, mask),
-            Self::CmpSwap { compare, swap, compare_mask, swap_mask } => {
+            Self::CmpSwap {
+                compare,
+                swap,
+                compare_mask,
+                swap_mask,
+            } => {
                 if (compare ^ old) & compare_mask == 0 {
                     (old & !swap_mask) | (swap & swap_mask)
                 } else {

@@ -221,7 +221,11 @@ impl SendWr {
 
     /// A signalled FetchAdd; the old value lands in `result` (8 octets).
     pub fn fetch_add(id: u64, result: Sge, remote: RemoteAddr, add: u64) -> Self {
-        let op = SendOp::FetchAdd { remote, add, mask: 0 };
+        let op = SendOp::FetchAdd {
+            remote,
+            add,
+            mask: 0,
+        };
         Self::new(id, op, [result])
     }
 
@@ -265,7 +269,10 @@ pub struct RecvWr {
 impl RecvWr {
     /// A receive into the pieces `sges`.
     pub fn new(id: u64, sges: impl IntoIterator<Item = Sge>) -> Self {
-        Self { id, sges: sges.into_iter().collect() }
+        Self {
+            id,
+            sges: sges.into_iter().collect(),
+        }
     }
 }
 
