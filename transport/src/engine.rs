@@ -47,16 +47,25 @@ use userdma_proto::{
 
 use crate::{
     Mr, QpInit,
-    cq::{Cq, EventHook},
+    cq::EventHook,
     device::DeviceShared,
-    net::tcp::{Budget, TcpPort, Turn},
+    net::{
+        sys,
+        tcp::{Budget, TcpPort, Turn},
+    },
     pd::Pd,
 };
 
 /// What one turn of the task, and of an inline poller, may move before others get theirs.
-const TURN: Budget = Budget { read: 2 << 20, write: 2 << 20 };
+const TURN: Budget = Budget {
+    read: 2 << 20,
+    write: 2 << 20,
+};
 /// The same for a post: it sends, and does not receive.
-const POST: Budget = Budget { read: 0, write: 4 << 20 };
+const POST: Budget = Budget {
+    read: 0,
+    write: 4 << 20,
+};
 /// Set in the tag of work whose completion goes to a future and not to the queue.
 const AWAITED: u64 = 1 << 63;
 /// Polls within [`LOOK`] that make a program one that spins.
@@ -123,7 +132,10 @@ impl Pollers {
     /// Somebody looked and found nothing.
     pub(crate) fn polled(&self, now: Instant) {
         // Relaxed, and not atomic together: a lost count changes nothing.
-        self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        self.polls.store(
+            self.polls.load(Ordering::Relaxed).wrapping_add(1),
+            Ordering::Relaxed,
+        );
         self.last.store(now.as_nanos(), Ordering::Relaxed);
     }
 
@@ -216,7 +228,10 @@ impl QpShared {
     }
 
     fn scope(&self) -> Scope {
-        Scope { pd: self.pd.id(), qpn: self.qpn }
+        Scope {
+            pd: self.pd.id(),
+            qpn: self.qpn,
+        }
     }
 
     /// The settings of a connection for this queue pair.
@@ -257,7 +272,9 @@ impl QpShared {
         }
         let mut wakes = Wakes::default();
         {
-            let Some(mut core) = self.core.try_lock() else { return };
+            let Some(mut core) = self.core.try_lock() else {
+                return;
+            };
             core.turn(self, now, TURN, &mut wakes);
         }
         wakes.fire(self);
@@ -345,7 +362,10 @@ impl QpShared {
     pub(crate) fn forget(&self, slot: usize) {
         let mut core = self.core.lock();
         let gone = match core.waiters.get_mut(slot) {
-            Some(Waiter { state: WaiterState::Done(_), .. }) => Some(core.waiters.remove(slot)),
+            Some(Waiter {
+                state: WaiterState::Done(_),
+                ..
+            }) => Some(core.waiters.remove(slot)),
             Some(waiter) => {
                 waiter.state = WaiterState::Nobody;
                 None
@@ -371,7 +391,10 @@ impl QpShared {
                 return Err(state);
             }
         }
-        Ok(Start { qp: self.clone(), done: false })
+        Ok(Start {
+            qp: self.clone(),
+            done: false,
+        })
     }
 
     pub(crate) fn state(&self) -> QpState {
@@ -430,16 +453,18 @@ impl QpShared {
     /// The places where somebody may poll for this queue pair.
     fn all_pollers(&self) -> impl Iterator<Item = &Pollers> {
         let recv = (!self.init.recv_cq.is(&self.init.send_cq)).then(|| self.init.recv_cq.pollers());
-        [&self.pollers, self.init.send_cq.pollers()].into_iter().chain(recv)
+        [&self.pollers, self.init.send_cq.pollers()]
+            .into_iter()
+            .chain(recv)
     }
 
     /// Whether somebody polls right now, and nobody relies on being woken.
     fn is_polled(&self, look: &mut Look, now: Instant) -> bool {
+        if self.is_awaited() {
+            return false;
+        }
         let (mut polls, mut last) = (0u64, 0);
         for pollers in self.all_pollers() {
-            if pollers.asleep.load(Ordering::SeqCst) > 0 {
-                return false;
-            }
             polls = polls.wrapping_add(pollers.polls.load(Ordering::Relaxed));
             last = last.max(pollers.last.load(Ordering::Relaxed));
         }
@@ -449,6 +474,12 @@ impl QpShared {
             *look = Look { polls, at: now };
         }
         spins
+    }
+
+    /// Whether somebody sleeps until this queue pair brings something.
+    fn is_awaited(&self) -> bool {
+        self.all_pollers()
+            .any(|pollers| pollers.asleep.load(Ordering::SeqCst) > 0)
     }
 
     /// The task leaves epoll (`true`) or will look again by itself (`false`).
@@ -467,7 +498,9 @@ impl QpShared {
 impl Core {
     /// One turn of the port, then completions and events to where they belong.
     fn turn(&mut self, qp: &QpShared, now: Instant, budget: Budget, wakes: &mut Wakes) -> Turn {
-        let Port::Tcp(port) = &mut self.port else { return Turn::default() };
+        let Port::Tcp(port) = &mut self.port else {
+            return Turn::default();
+        };
         let turn = port.turn(now, &qp.device.table, budget);
         if turn.worked {
             self.settle(qp, wakes);
@@ -508,11 +541,14 @@ impl Core {
                 }
                 Ok(())
             }
-            Port::Idle | Port::Starting if wr.sges.len() > max_sge => {
-                Err(PostError::TooManySges { max: max_sge, have: wr.sges.len() })
-            }
+            Port::Idle | Port::Starting if wr.sges.len() > max_sge => Err(PostError::TooManySges {
+                max: max_sge,
+                have: wr.sges.len(),
+            }),
             Port::Idle | Port::Starting if self.recvs.len() >= qp.init.max_recv_wr => {
-                Err(PostError::QueueFull { max: qp.init.max_recv_wr })
+                Err(PostError::QueueFull {
+                    max: qp.init.max_recv_wr,
+                })
             }
             Port::Idle | Port::Starting => {
                 self.recvs.push_back((wr, tag));
@@ -543,7 +579,9 @@ impl Core {
 
     /// The doorbell: sends what was posted.
     fn ring(&mut self, qp: &QpShared, wakes: &mut Wakes) {
-        let Port::Tcp(port) = &mut self.port else { return };
+        let Port::Tcp(port) = &mut self.port else {
+            return;
+        };
         let was_blocked = port.wants_write();
         let now = qp.device.clock.now();
         let turn = port.turn(now, &qp.device.table, POST);
@@ -556,16 +594,27 @@ impl Core {
 
     /// Completions to their futures and queues, events to whom they concern.
     fn settle(&mut self, qp: &QpShared, wakes: &mut Wakes) {
-        let Port::Tcp(port) = &mut self.port else { return };
+        let Port::Tcp(port) = &mut self.port else {
+            return;
+        };
         let (send_cq, recv_cq) = (&qp.init.send_cq, &qp.init.recv_cq);
         let mut to = send_cq;
         while let Some(completion) = port.conn_mut().poll_completion() {
             let wc = completion.wc;
             if completion.tag & AWAITED != 0 {
-                complete(&mut self.waiters, (completion.tag & !AWAITED) as usize, wc, wakes);
+                complete(
+                    &mut self.waiters,
+                    (completion.tag & !AWAITED) as usize,
+                    wc,
+                    wakes,
+                );
                 continue;
             }
-            let cq = if wc.opcode.is_recv() { recv_cq } else { send_cq };
+            let cq = if wc.opcode.is_recv() {
+                recv_cq
+            } else {
+                send_cq
+            };
             if !cq.is(to) {
                 to.push(&mut self.fresh, wakes);
                 to = cq;
@@ -602,12 +651,22 @@ impl Core {
 
     fn flush(&mut self, qp: &QpShared, id: u64, tag: u64, opcode: WcOpcode, wakes: &mut Wakes) {
         let status = WcStatus::WR_FLUSH_ERR;
-        let wc = Wc { id, status, opcode, qpn: qp.qpn, ..Wc::default() };
+        let wc = Wc {
+            id,
+            status,
+            opcode,
+            qpn: qp.qpn,
+            ..Wc::default()
+        };
         if tag & AWAITED != 0 {
             complete(&mut self.waiters, (tag & !AWAITED) as usize, wc, wakes);
             return;
         }
-        let cq = if opcode.is_recv() { &qp.init.recv_cq } else { &qp.init.send_cq };
+        let cq = if opcode.is_recv() {
+            &qp.init.recv_cq
+        } else {
+            &qp.init.send_cq
+        };
         self.fresh.push(wc);
         cq.push(&mut self.fresh, wakes);
     }
@@ -625,7 +684,10 @@ impl Port {
 
 impl Waiter {
     fn new(keep: Option<Mr>) -> Self {
-        Self { state: WaiterState::Pending(None), keep }
+        Self {
+            state: WaiterState::Pending(None),
+            keep,
+        }
     }
 }
 
@@ -659,16 +721,12 @@ impl Start {
         &self.qp
     }
 
-    /// The connection stands, or (at a responder) is about to be answered by `answer`, which runs
-    /// when the receives posted so far have become the connection's.
+    /// The connection stands (at a responder: it is accepted): from here on the queue pair has it,
+    /// with the receives posted so far.
     ///
     /// # Errors
-    /// What `answer` says, or that the queue pair was aborted meanwhile.
-    pub(crate) fn finish(
-        mut self,
-        mut port: Box<TcpPort>,
-        answer: impl FnOnce(&mut TcpPort) -> Result<(), PostError>,
-    ) -> Result<(), PostError> {
+    /// The queue pair was aborted meanwhile.
+    pub(crate) fn finish(mut self, mut port: Box<TcpPort>) -> Result<(), PostError> {
         let qp = self.qp.clone();
         let Some(socket) = port.socket().cloned() else {
             return Err(PostError::BadState(QpState::Err));
@@ -678,12 +736,11 @@ impl Start {
                 return Err(PostError::BadState(core.port.state()));
             }
             core.addresses = port.addresses().ok();
-            // All of them fit: they were checked against the same limits when they were posted.
-            for (wr, tag) in &core.recvs {
-                port.conn_mut().post_recv(wr.clone(), *tag)?;
+            while let Some((wr, tag)) = core.recvs.pop_front() {
+                // It fits: it was checked against the same limits when it was posted.
+                let _fits = port.conn_mut().post_recv(wr, tag);
+                debug_assert_eq!(_fits, Ok(()));
             }
-            answer(&mut port)?;
-            core.recvs.clear();
             core.port = Port::Tcp(port);
             self.done = true;
             qp.over.store(false, Ordering::Release);
@@ -740,9 +797,15 @@ async fn drive(qp: Arc<QpShared>, socket: Arc<TcpStream>) {
     let clock = qp.device.clock;
     let spin = qp.device.options.spin;
     let mut armed: Option<AsyncFd<Arc<TcpStream>>> = None;
-    let mut look = Look { polls: 0, at: clock.now() };
+    let mut look = Look {
+        polls: 0,
+        at: clock.now(),
+    };
     let mut worked_at = look.at;
-    let mut turn = Turn { more: true, ..Turn::default() };
+    let mut turn = Turn {
+        more: true,
+        ..Turn::default()
+    };
     loop {
         let now = clock.now();
         if turn.worked {
@@ -759,7 +822,7 @@ async fn drive(qp: Arc<QpShared>, socket: Arc<TcpStream>) {
             armed = None;
             qp.unarm(true);
             // Who went to sleep before `unarm` was seen did not kick: look once more.
-            if qp.is_polled(&mut look, now) {
+            if !qp.is_awaited() {
                 qp.pause(&wait).await;
             }
             qp.unarm(false);
@@ -779,7 +842,7 @@ async fn drive(qp: Arc<QpShared>, socket: Arc<TcpStream>) {
         };
         let fd = match armed.take() {
             Some(fd) => fd,
-            None => match AsyncFd::new(socket.clone()) {
+            None => match sys::watch(socket.clone()) {
                 Ok(fd) => fd,
                 // No room in epoll: look by timer.
                 Err(_) => {
@@ -828,7 +891,7 @@ impl QpShared {
     }
 }
 
-async fn until(clock: Clock, deadline: Option<Instant>) {
+pub(crate) async fn until(clock: Clock, deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => tokio::time::sleep_until(clock.tokio(deadline)).await,
         None => std::future::pending().await,
@@ -843,11 +906,9 @@ impl Drop for QpShared {
 
 impl fmt::Debug for QpShared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Qp").field("qpn", &self.qpn).field("state", &self.state()).finish()
+        f.debug_struct("Qp")
+            .field("qpn", &self.qpn)
+            .field("state", &self.state())
+            .finish()
     }
-}
-
-/// Where the completions of `qp` go, for the handle that detaches it in the end.
-pub(crate) fn queues(qp: &QpShared) -> [&Cq; 2] {
-    [&qp.init.send_cq, &qp.init.recv_cq]
 }

@@ -8,6 +8,8 @@ use userdma_proto::{
     verbs::{PostError, WcOpcode, WcStatus},
 };
 
+use crate::mr::RegisterError;
+
 /// Why a call failed. Nothing changed, unless the call says otherwise.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -39,6 +41,9 @@ pub enum Error {
     /// A piece of registered memory that may not be used so.
     #[error("{0}")]
     Access(#[from] AccessError),
+    /// Memory that cannot be registered.
+    #[error("{0}")]
+    Register(#[from] RegisterError),
     /// This transport, or this version, cannot do that.
     #[error("{0}")]
     Unsupported(&'static str),
@@ -68,7 +73,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// `context` says what was tried.
     pub(crate) fn io(context: impl Into<String>, source: io::Error) -> Self {
-        Self::Io { context: context.into(), source }
+        Self::Io {
+            context: context.into(),
+            source,
+        }
     }
 
     /// An address to listen at could not be had.
@@ -82,9 +90,9 @@ impl Error {
             io::ErrorKind::AddrNotAvailable => format!(
                 "cannot use {addr}: no interface of this host has this address (`ip addr` lists them)"
             ),
-            io::ErrorKind::PermissionDenied => format!(
-                "cannot listen at {addr}: ports below 1024 are for root; take a higher one"
-            ),
+            io::ErrorKind::PermissionDenied => {
+                format!("cannot listen at {addr}: ports below 1024 are for root; take a higher one")
+            }
             _ => format!("cannot listen at {addr}"),
         };
         Self::Io { context, source }

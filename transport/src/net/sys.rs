@@ -7,7 +7,10 @@ use std::{
     net::TcpStream,
     os::fd::{AsRawFd, BorrowedFd},
     ptr,
+    sync::Arc,
 };
+
+use tokio::io::unix::AsyncFd;
 
 use userdma_proto::{
     iwarp::{Part, Transmit},
@@ -56,14 +59,14 @@ pub(crate) enum SendError {
     /// The socket: `WouldBlock` when it is full.
     Io(io::Error),
     /// The next piece of registered memory is not there any more.
-    Access(AccessError),
+    Revoked,
 }
 
 /// The lists behind one `sendmsg`, kept for their capacity only: empty between calls.
 #[derive(Default)]
 pub(crate) struct Gather {
     pieces: Vec<libc::iovec>,
-    pins: Vec<Pin>,
+    pins: Vec<Pin<'static>>,
 }
 
 // SAFETY: the raw pointers in `pieces` are made, used and cleared within one call of `send`; what
@@ -77,13 +80,14 @@ impl Gather {
     ///
     /// Where a piece cannot be pinned, what stands before it is sent; it is the error of the call
     /// in which it comes first.
-    pub(crate) fn send(
+    pub(crate) fn send<'a>(
         &mut self,
         socket: &TcpStream,
         tx: &Transmit,
         at: Cursor,
-        mut pin: impl FnMut(Sge) -> Result<Pin, AccessError>,
+        mut pin: impl FnMut(Sge) -> Result<Pin<'a>, AccessError>,
     ) -> Result<(usize, usize), SendError> {
+        let mut pins = emptied(std::mem::take(&mut self.pins));
         let mut offered = 0;
         let mut skip = at.offset;
         for part in &tx.parts()[at.part..] {
@@ -101,33 +105,42 @@ impl Gather {
                     match pin(rest) {
                         Ok(pinned) => {
                             let piece = (pinned.as_ptr(), pinned.len());
-                            self.pins.push(pinned);
+                            pins.push(pinned);
                             piece
                         }
-                        Err(e) if self.pieces.is_empty() => return Err(SendError::Access(e)),
+                        Err(_) if self.pieces.is_empty() => {
+                            self.pins = emptied(pins);
+                            return Err(SendError::Revoked);
+                        }
                         Err(_) => break,
                     }
                 }
             };
-            self.pieces.push(libc::iovec { iov_base: base.cast_mut().cast(), iov_len: len });
+            self.pieces.push(libc::iovec {
+                iov_base: base.cast_mut().cast(),
+                iov_len: len,
+            });
             offered += len;
             skip = 0;
         }
-        let sent = self.sendmsg(socket);
+        // SAFETY: each piece lies in the `Transmit` that is borrowed here, or in a region that is
+        // held by a pin of `pins`; both outlive the call.
+        let sent = unsafe { self.sendmsg(socket) };
         self.pieces.clear();
-        self.pins.clear();
+        self.pins = emptied(pins);
         sent.map(|n| (n, offered)).map_err(SendError::Io)
     }
 
-    fn sendmsg(&mut self, socket: &TcpStream) -> io::Result<usize> {
+    /// # Safety
+    /// What `pieces` names is readable memory until the call returns.
+    unsafe fn sendmsg(&mut self, socket: &TcpStream) -> io::Result<usize> {
         // SAFETY: `msghdr` is plain data, for which all zeros is "no address, no pieces, no control".
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = self.pieces.as_mut_ptr();
         message.msg_iovlen = self.pieces.len() as _;
         loop {
-            // SAFETY: `message` names `pieces.len()` pieces. Each lies in the `Transmit` that the
-            // caller borrows, or in a region held by a pin of `self.pins`; both outlive the call,
-            // which only reads them.
+            // SAFETY: `message` names `pieces.len()` pieces of readable memory, which the caller
+            // promises; the call only reads them.
             let n = unsafe {
                 libc::sendmsg(
                     socket.as_raw_fd(),
@@ -146,10 +159,30 @@ impl Gather {
     }
 }
 
+/// The same list without its pins, for pins of another lifetime. The collection works in place: the
+/// capacity stays.
+fn emptied<'b>(mut pins: Vec<Pin<'_>>) -> Vec<Pin<'b>> {
+    pins.clear();
+    pins.into_iter()
+        .map(|_| unreachable!("the list is empty"))
+        .collect()
+}
+
+/// The socket in the runtime's epoll, until the result is dropped. Inside of the runtime only.
+pub(crate) fn watch(socket: Arc<TcpStream>) -> io::Result<AsyncFd<Arc<TcpStream>>> {
+    // SAFETY: the socket is owned: its descriptor stays the same and open until the last clone of
+    // the Arc is gone, and the result holds one.
+    Ok(unsafe { AsyncFd::register(socket)? })
+}
+
 /// Whether the socket has room again, in the kernel's sense: a good part of its buffer is free (or
 /// it has an error to tell). Does not wait.
 pub(crate) fn writable(socket: BorrowedFd<'_>) -> bool {
-    let mut entry = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
+    let mut entry = libc::pollfd {
+        fd: socket.as_raw_fd(),
+        events: libc::POLLOUT,
+        revents: 0,
+    };
     // SAFETY: one entry, ours, and a time-out of zero.
     let n = unsafe { libc::poll(ptr::from_mut(&mut entry), 1, 0) };
     n > 0
