@@ -221,23 +221,14 @@ impl SendWr {
 
     /// A signalled FetchAdd; the old value lands in `result` (8 octets).
     pub fn fetch_add(id: u64, result: Sge, remote: RemoteAddr, add: u64) -> Self {
-        let op = SendOp::FetchAdd {
-            remote,
-            add,
-            mask: 0,
-        };
+        let op = SendOp::FetchAdd { remote, add, mask: 0 };
         Self::new(id, op, [result])
     }
 
     /// A signalled CmpSwap; the old value lands in `result` (8 octets).
     pub fn cmp_swap(id: u64, result: Sge, remote: RemoteAddr, compare: u64, swap: u64) -> Self {
-        let op = SendOp::CmpSwap {
-            remote,
-            compare,
-            swap,
-            compare_mask: u64::MAX,
-            swap_mask: u64::MAX,
-        };
+        let op =
+            SendOp::CmpSwap { remote, compare, swap, compare_mask: u64::MAX, swap_mask: u64::MAX };
         Self::new(id, op, [result])
     }
 
@@ -269,10 +260,7 @@ pub struct RecvWr {
 impl RecvWr {
     /// A receive into the pieces `sges`.
     pub fn new(id: u64, sges: impl IntoIterator<Item = Sge>) -> Self {
-        Self {
-            id,
-            sges: sges.into_iter().collect(),
-        }
+        Self { id, sges: sges.into_iter().collect() }
     }
 }
 

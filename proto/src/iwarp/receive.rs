@@ -65,22 +65,14 @@ impl Default for Receiver {
 impl Receiver {
     pub(super) fn push(&mut self, wr: RecvWr, tag: u64, config: &Config) -> Result<(), PostError> {
         if wr.sges.len() > config.max_sge {
-            return Err(PostError::TooManySges {
-                max: config.max_sge,
-                have: wr.sges.len(),
-            });
+            return Err(PostError::TooManySges { max: config.max_sge, have: wr.sges.len() });
         }
         let have = wr.sges.iter().map(|sge| u64::from(sge.length)).sum();
         let Ok(len) = u32::try_from(have) else {
-            return Err(PostError::TooLong {
-                max: u64::from(u32::MAX),
-                have,
-            });
+            return Err(PostError::TooLong { max: u64::from(u32::MAX), have });
         };
         if self.queue.len() >= config.max_recv_wr {
-            return Err(PostError::QueueFull {
-                max: config.max_recv_wr,
-            });
+            return Err(PostError::QueueFull { max: config.max_recv_wr });
         }
         self.queue.push_back(Receive { wr, tag, len });
         Ok(())
@@ -133,19 +125,17 @@ const fn ddp_code(error: AccessError) -> TermCode {
 impl Connection {
     /// One ULPDU: a DDP segment.
     pub(super) fn handle_ulpdu<M: Memory + ?Sized>(&mut self, now: Instant, ulpdu: &[u8], mem: &M) {
+        self.stats.fpdus_received += 1;
+        // RFC 5044 §7.1.2 rule 4: an FPDU is received and validated, so a responder may send.
+        self.may_send = true;
+        let first = !core::mem::replace(&mut self.rx.started, true);
         let Ok(segment) = Segment::parse(ulpdu) else {
             // Too short for a DDP header: nothing of it can be copied back.
             self.stats.protocol_errors += 1;
             return self.terminate(now, Terminate::new(TermCode::DDP_LOCAL_CATASTROPHIC));
         };
-        self.stats.fpdus_received += 1;
-        let first = !core::mem::replace(&mut self.rx.started, true);
-        if first {
-            // RFC 5044 §7.1.2 rule 4: an FPDU is received and validated, so a responder may send.
-            self.may_send = true;
-            if self.is_rtr_send(&segment) {
-                return;
-            }
+        if first && self.is_rtr_send(&segment) {
+            return;
         }
         if let Err(refusal) = self.take_segment(now, &segment, mem) {
             self.refuse(now, &segment, refusal);
@@ -238,11 +228,7 @@ impl Connection {
         let code = match refusal {
             Refusal::Code(code) => code,
             Refusal::Receive(code, status) => {
-                self.complete_receive(Wc {
-                    status,
-                    opcode: WcOpcode::RECV,
-                    ..Wc::default()
-                });
+                self.complete_receive(Wc { status, opcode: WcOpcode::RECV, ..Wc::default() });
                 code
             }
             Refusal::Work(code, seq, status) => {
@@ -252,10 +238,7 @@ impl Connection {
                 code
             }
         };
-        if matches!(
-            (code.layer, code.etype),
-            (TermLayer::RDMAP | TermLayer::DDP, 1)
-        ) {
+        if matches!((code.layer, code.etype), (TermLayer::RDMAP | TermLayer::DDP, 1)) {
             self.stats.access_errors += 1;
         } else {
             self.stats.protocol_errors += 1;
@@ -307,10 +290,8 @@ impl Connection {
         last: bool,
         mem: &M,
     ) -> Result<(), Refusal> {
-        let Some(&Outstanding {
-            seq,
-            kind: Awaited::Read { stag, size, got },
-        }) = self.tx.outstanding.front()
+        let Some(&Outstanding { seq, kind: Awaited::Read { stag, size, got } }) =
+            self.tx.outstanding.front()
         else {
             return Err(Refusal::Code(TermCode::RDMAP_UNEXPECTED_OPCODE));
         };
@@ -338,11 +319,7 @@ impl Connection {
         self.stats.payload_received += u64::from(len);
         if !last {
             if let Some(entry) = self.tx.outstanding.front_mut() {
-                entry.kind = Awaited::Read {
-                    stag,
-                    size,
-                    got: got + len,
-                };
+                entry.kind = Awaited::Read { stag, size, got: got + len };
             }
             return Ok(());
         }
@@ -404,18 +381,12 @@ impl Connection {
         }
         let len = u32::try_from(payload.len()).unwrap_or(u32::MAX);
         if len > receive.len - placed {
-            return Err(Refusal::Receive(
-                TermCode::DDP_UNTAGGED_TOO_LONG,
-                WcStatus::LOC_LEN_ERR,
-            ));
+            return Err(Refusal::Receive(TermCode::DDP_UNTAGGED_TOO_LONG, WcStatus::LOC_LEN_ERR));
         }
         let mut data = payload;
         for sge in pieces(&receive.wr.sges, placed, len) {
             let (piece, rest) = data.split_at(sge.length as usize);
-            if mem
-                .write_local(self.config.scope, sge.lkey, sge.addr, piece)
-                .is_err()
-            {
+            if mem.write_local(self.config.scope, sge.lkey, sge.addr, piece).is_err() {
                 let code = TermCode::RDMAP_LOCAL_CATASTROPHIC;
                 return Err(Refusal::Receive(code, WcStatus::LOC_PROT_ERR));
             }
@@ -479,15 +450,8 @@ impl Connection {
     /// Completes the receive at the front.
     fn complete_receive(&mut self, wc: Wc) {
         if let Some(receive) = self.rx.pop() {
-            let wc = Wc {
-                id: receive.wr.id,
-                qpn: self.config.scope.qpn,
-                ..wc
-            };
-            self.completions.push_back(Completion {
-                tag: receive.tag,
-                wc,
-            });
+            let wc = Wc { id: receive.wr.id, qpn: self.config.scope.qpn, ..wc };
+            self.completions.push_back(Completion { tag: receive.tag, wc });
         }
     }
 
@@ -513,11 +477,7 @@ impl Connection {
             mem.check_remote(self.config.scope, rkey, addr, size, Access::REMOTE_READ)
                 .map_err(|error| Refusal::Code(rdmap_code(error)))?;
         }
-        let inbound = Inbound::Read {
-            request: *request,
-            header: *header,
-            sent: 0,
-        };
+        let inbound = Inbound::Read { request: *request, header: *header, sent: 0 };
         self.queue_inbound(inbound);
         Ok(())
     }
@@ -530,10 +490,7 @@ impl Connection {
         mem: &M,
     ) -> Result<(), Refusal> {
         let request: &AtomicRequest = self.take_request(segment, header, payload)?;
-        if !matches!(
-            request.operation(),
-            AtomicOpcode::FETCH_ADD | AtomicOpcode::CMP_SWAP
-        ) {
+        if !matches!(request.operation(), AtomicOpcode::FETCH_ADD | AtomicOpcode::CMP_SWAP) {
             return Err(Refusal::Code(TermCode::RDMAP_UNEXPECTED_OPCODE));
         }
         if !self.config.remote_access.contains(Access::REMOTE_ATOMIC) {
@@ -542,10 +499,7 @@ impl Connection {
         let (rkey, addr) = (RKey(request.stag.get()), request.to.get());
         mem.check_remote(self.config.scope, rkey, addr, 8, Access::REMOTE_ATOMIC)
             .map_err(|error| Refusal::Code(rdmap_code(error)))?;
-        self.queue_inbound(Inbound::Atomic {
-            request: *request,
-            header: *header,
-        });
+        self.queue_inbound(Inbound::Atomic { request: *request, header: *header });
         Ok(())
     }
 
@@ -584,10 +538,8 @@ impl Connection {
         mem: &M,
     ) -> Result<(), Refusal> {
         check_msn(header, self.rx.response_msn)?;
-        let Some(&Outstanding {
-            seq: Some(seq),
-            kind: Awaited::Atomic { request_id },
-        }) = self.tx.outstanding.front()
+        let Some(&Outstanding { seq: Some(seq), kind: Awaited::Atomic { request_id } }) =
+            self.tx.outstanding.front()
         else {
             return Err(Refusal::Code(TermCode::DDP_UNTAGGED_NO_BUFFER));
         };

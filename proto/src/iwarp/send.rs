@@ -255,11 +255,7 @@ pub(super) fn pieces(sges: &[Sge], offset: u32, len: u32) -> impl Iterator<Item 
             skip -= from;
             let take = (sge.length - from).min(left);
             left -= take;
-            Some(Sge::new(
-                sge.addr.wrapping_add(u64::from(from)),
-                take,
-                sge.lkey,
-            ))
+            Some(Sge::new(sge.addr.wrapping_add(u64::from(from)), take, sge.lkey))
         })
         .filter(|sge| sge.length > 0)
 }
@@ -296,9 +292,7 @@ impl Sender {
     ) -> Result<(), PostError> {
         let len = check_post(&wr, config, established)?;
         if self.queue.len() >= config.max_send_wr {
-            return Err(PostError::QueueFull {
-                max: config.max_send_wr,
-            });
+            return Err(PostError::QueueFull { max: config.max_send_wr });
         }
         self.queue.push_back(Work {
             id: wr.id,
@@ -390,10 +384,8 @@ impl Sender {
     /// The peer sends nothing more: work that needs an answer, and what follows it, is flushed.
     pub(super) fn flush_unanswerable(&mut self) {
         let needs_answer = |work: &Work| {
-            matches!(
-                work.op,
-                SendOp::Read(_) | SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. }
-            ) && !matches!(work.stage, Stage::Done(_))
+            matches!(work.op, SendOp::Read(_) | SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. })
+                && !matches!(work.stage, Stage::Done(_))
         };
         if let Some(first) = self.queue.iter().position(needs_answer) {
             for work in self.queue.iter_mut().skip(first) {
@@ -551,33 +543,21 @@ fn check_post(
     let have = wr.payload.len();
     let Ok(len) = u32::try_from(have) else {
         // The message offset of RFC 5041 §4.3 has 32 bits.
-        return Err(PostError::TooLong {
-            max: u64::from(u32::MAX),
-            have,
-        });
+        return Err(PostError::TooLong { max: u64::from(u32::MAX), have });
     };
     match &wr.payload {
         Payload::Sges(sges) if sges.len() > config.max_sge => {
-            return Err(PostError::TooManySges {
-                max: config.max_sge,
-                have: sges.len(),
-            });
+            return Err(PostError::TooManySges { max: config.max_sge, have: sges.len() });
         }
         Payload::Inline(data) if data.len() > config.max_inline => {
-            return Err(PostError::InlineTooLong {
-                max: config.max_inline,
-                have: data.len(),
-            });
+            return Err(PostError::InlineTooLong { max: config.max_inline, have: data.len() });
         }
         Payload::Sges(_) | Payload::Inline(_) => {}
     }
     let inline = matches!(wr.payload, Payload::Inline(_));
     match wr.op {
         SendOp::SendImm(_) => {
-            return Err(PostError::Unsupported {
-                op: "SEND with immediate",
-                transport: "iWARP",
-            });
+            return Err(PostError::Unsupported { op: "SEND with immediate", transport: "iWARP" });
         }
         SendOp::Send | SendOp::SendInv(_) | SendOp::Write(_) | SendOp::WriteImm(..) => {}
         SendOp::Imm(_) | SendOp::LocalInv(_) if have > 0 => {
@@ -585,14 +565,10 @@ fn check_post(
         }
         SendOp::Imm(_) | SendOp::LocalInv(_) => {}
         SendOp::Read(_) if inline => {
-            return Err(PostError::Invalid(
-                "a READ needs registered memory to read into",
-            ));
+            return Err(PostError::Invalid("a READ needs registered memory to read into"));
         }
         SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } if inline || have != 8 => {
-            return Err(PostError::Invalid(
-                "an atomic needs exactly 8 octets for the old value",
-            ));
+            return Err(PostError::Invalid("an atomic needs exactly 8 octets for the old value"));
         }
         SendOp::Read(_) | SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. }
             if established.is_some_and(|e| e.ord == 0) =>
@@ -633,12 +609,10 @@ impl Connection {
     }
 
     /// The socket took the next `n` octets of what [`Connection::poll_transmit`] gave.
-    pub fn handle_written(&mut self, _now: Instant, n: usize) {
+    pub fn handle_written(&mut self, now: Instant, n: usize) {
         self.tx.written += n as u64;
-        debug_assert!(
-            self.tx.written <= self.tx.queued,
-            "more written than was given out"
-        );
+        self.still_draining(now, n);
+        debug_assert!(self.tx.written <= self.tx.queued, "more written than was given out");
         self.reap();
     }
 
@@ -655,17 +629,9 @@ impl Connection {
             };
             let mut payload = Vec::new();
             terminate.emit(&mut payload);
-            let header = UntaggedHeader::new(
-                Opcode::TERMINATE,
-                true,
-                QN_TERMINATE,
-                Msn::FIRST,
-                0,
-                Stag(0),
-            );
-            return self
-                .put(header.as_bytes(), Source::Bytes(&payload), mem, out)
-                .is_ok();
+            let header =
+                UntaggedHeader::new(Opcode::TERMINATE, true, QN_TERMINATE, Msn::FIRST, 0, Stag(0));
+            return self.put(header.as_bytes(), Source::Bytes(&payload), mem, out).is_ok();
         }
         if !matches!(self.phase, Phase::Open | Phase::Draining) || !self.may_send {
             return false;
@@ -691,8 +657,7 @@ impl Connection {
         out: &mut Transmit,
     ) -> Result<(), AccessError> {
         let before = out.len();
-        self.framer
-            .put(header, source, mem, self.config.scope, out)?;
+        self.framer.put(header, source, mem, self.config.scope, out)?;
         self.tx.queued += (out.len() - before) as u64;
         self.stats.fpdus_sent += 1;
         Ok(())
@@ -713,18 +678,10 @@ impl Connection {
             let request = ReadRequest::new((stag, 0), 0, (RTR_STAG, 0));
             self.tx.outstanding.push_back(Outstanding {
                 seq: None,
-                kind: Awaited::Read {
-                    stag,
-                    size: 0,
-                    got: 0,
-                },
+                kind: Awaited::Read { stag, size: 0, got: 0 },
             });
-            let _never_fails = self.put(
-                header.as_bytes(),
-                Source::Bytes(request.as_bytes()),
-                mem,
-                out,
-            );
+            let _never_fails =
+                self.put(header.as_bytes(), Source::Bytes(request.as_bytes()), mem, out);
         } else {
             let header = TaggedHeader::new(Opcode::WRITE, true, RTR_STAG, 0);
             let _never_fails = self.put(header.as_bytes(), nothing, mem, out);
@@ -757,13 +714,7 @@ impl Connection {
                 };
                 self.transmit_atomic(now, index, request, mem, out);
             }
-            SendOp::CmpSwap {
-                remote,
-                compare,
-                swap,
-                compare_mask,
-                swap_mask,
-            } => {
+            SendOp::CmpSwap { remote, compare, swap, compare_mask, swap_mask } => {
                 let request = AtomicRequest {
                     opcode: u32::from(AtomicOpcode::CMP_SWAP.0).into(),
                     request_id: 0.into(),
@@ -807,10 +758,8 @@ impl Connection {
         out: &mut Transmit,
     ) {
         let solicited = |flags: SendFlags| flags.contains(SendFlags::SOLICITED);
-        let (tagged_room, untagged_room) = (
-            self.room(size_of::<TaggedHeader>()),
-            self.room(size_of::<UntaggedHeader>()),
-        );
+        let (tagged_room, untagged_room) =
+            (self.room(size_of::<TaggedHeader>()), self.room(size_of::<UntaggedHeader>()));
         let work = &mut self.tx.queue[index];
         let left = work.len - work.sent;
         if let (SendOp::WriteImm(_, imm), 0, Stage::Sending) = (work.op, left, work.stage) {
@@ -843,11 +792,7 @@ impl Connection {
             }
         };
         let source = match &work.payload {
-            Payload::Sges(sges) => Source::Local {
-                sges,
-                offset: work.sent,
-                len,
-            },
+            Payload::Sges(sges) => Source::Local { sges, offset: work.sent, len },
             Payload::Inline(data) => {
                 let from = work.sent as usize;
                 Source::Bytes(&data[from..from + len as usize])
@@ -888,12 +833,7 @@ impl Connection {
         work.msn = bump(&mut self.tx.send_msn);
         let header = UntaggedHeader::new(opcode, true, QN_SEND, work.msn, 0, Stag(0));
         let payload = Immediate { data: imm.into() };
-        let _never_fails = self.put(
-            header.as_bytes(),
-            Source::Bytes(payload.as_bytes()),
-            mem,
-            out,
-        );
+        let _never_fails = self.put(header.as_bytes(), Source::Bytes(payload.as_bytes()), mem, out);
         let end = self.tx.queued;
         self.finish_work(index, Stage::Sent { end });
     }
@@ -920,12 +860,7 @@ impl Connection {
         let seq = Some(self.tx.base + index as u64);
         let kind = Awaited::Read { stag, size, got: 0 };
         self.tx.outstanding.push_back(Outstanding { seq, kind });
-        let _never_fails = self.put(
-            header.as_bytes(),
-            Source::Bytes(request.as_bytes()),
-            mem,
-            out,
-        );
+        let _never_fails = self.put(header.as_bytes(), Source::Bytes(request.as_bytes()), mem, out);
         self.finish_work(index, Stage::Awaiting);
     }
 
@@ -946,23 +881,12 @@ impl Connection {
         let msn = bump(&mut self.tx.request_msn);
         self.tx.queue[index].msn = msn;
         // RFC 7306 §5.2: requests share the READ requests' queue.
-        let header = UntaggedHeader::new(
-            Opcode::ATOMIC_REQUEST,
-            true,
-            QN_READ_REQUEST,
-            msn,
-            0,
-            Stag(0),
-        );
+        let header =
+            UntaggedHeader::new(Opcode::ATOMIC_REQUEST, true, QN_READ_REQUEST, msn, 0, Stag(0));
         let seq = Some(self.tx.base + index as u64);
         let kind = Awaited::Atomic { request_id };
         self.tx.outstanding.push_back(Outstanding { seq, kind });
-        let _never_fails = self.put(
-            header.as_bytes(),
-            Source::Bytes(request.as_bytes()),
-            mem,
-            out,
-        );
+        let _never_fails = self.put(header.as_bytes(), Source::Bytes(request.as_bytes()), mem, out);
         self.finish_work(index, Stage::Awaiting);
     }
 
@@ -970,10 +894,9 @@ impl Connection {
         let Payload::Sges(sges) = &self.tx.queue[index].payload else {
             return false;
         };
-        let ok = sges.iter().all(|sge| {
-            mem.check_local(self.config.scope, *sge, Access::LOCAL_WRITE)
-                .is_ok()
-        });
+        let ok = sges
+            .iter()
+            .all(|sge| mem.check_local(self.config.scope, *sge, Access::LOCAL_WRITE).is_ok());
         if !ok {
             self.stats.access_errors += 1;
         }
@@ -983,11 +906,7 @@ impl Connection {
     /// The next segment of the answer that is due.
     fn transmit_response<M: Memory + ?Sized>(&mut self, now: Instant, mem: &M, out: &mut Transmit) {
         match self.tx.inbound.front().copied() {
-            Some(Inbound::Read {
-                request,
-                header,
-                sent,
-            }) => {
+            Some(Inbound::Read { request, header, sent }) => {
                 self.transmit_read_response(now, &request, &header, sent, mem, out);
             }
             Some(Inbound::Atomic { request, header }) => {
@@ -1020,10 +939,8 @@ impl Connection {
         if let Err(error) = self.put(header.as_bytes(), source, mem, out) {
             // RFC 5040 §4.8: the request's header tells how far it got.
             self.stats.access_errors += 1;
-            let source = (
-                Stag(request.source_stag.get()),
-                request.source_to.get().wrapping_add(offset),
-            );
+            let source =
+                (Stag(request.source_stag.get()), request.source_to.get().wrapping_add(offset));
             let rest = ReadRequest::new((sink, to), left, source);
             let length = size_of::<UntaggedHeader>() + size_of::<ReadRequest>();
             let terminate = Terminate::new(super::receive::rdmap_code(error))
@@ -1066,10 +983,8 @@ impl Connection {
                     0,
                     Stag(0),
                 );
-                let response = AtomicResponse {
-                    request_id: request.request_id,
-                    original: original.into(),
-                };
+                let response =
+                    AtomicResponse { request_id: request.request_id, original: original.into() };
                 let source = Source::Bytes(response.as_bytes());
                 let _never_fails = self.put(header.as_bytes(), source, mem, out);
                 self.tx.inbound.pop_front();

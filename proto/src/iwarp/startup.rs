@@ -52,13 +52,7 @@ impl Connection {
                 "a peer-to-peer start-up needs MPA revision 2 and a kind of RTR indication",
             ));
         }
-        frame(
-            StartKind::Request,
-            want_flags(config),
-            config.mpa.revision,
-            enhanced,
-            private_data,
-        )
+        frame(StartKind::Request, want_flags(config), config.mpa.revision, enhanced, private_data)
     }
 
     /// Takes a start-up frame from the stream. Returns the octets used, 0 if more are needed.
@@ -122,10 +116,7 @@ impl Connection {
         let Some(request) = self.request else {
             return Err(PostError::BadState(self.state()));
         };
-        let (mut ird, mut ord) = (
-            self.config.ird.min(MAX_DEPTH),
-            self.config.ord.min(MAX_DEPTH),
-        );
+        let (mut ird, mut ord) = (self.config.ird.min(MAX_DEPTH), self.config.ord.min(MAX_DEPTH));
         let mut rtr = None;
         let enhanced = request.enhanced.map(|asked| {
             // RFC 6581 §9.1: our outbound depth stays within the initiator's inbound depth; what
@@ -151,11 +142,7 @@ impl Connection {
                 rtr = Some(chosen);
             }
             Enhanced {
-                ird: if asked.ord == NO_NEGOTIATION {
-                    NO_NEGOTIATION
-                } else {
-                    ird
-                },
+                ird: if asked.ord == NO_NEGOTIATION { NO_NEGOTIATION } else { ird },
                 ord: reply_ord,
                 peer_to_peer: asked.peer_to_peer,
                 rtr_send: chosen.contains(RtrKinds::SEND),
@@ -164,13 +151,7 @@ impl Connection {
             }
         });
         let flags = want_flags(&self.config);
-        let reply = frame(
-            StartKind::Reply,
-            flags,
-            request.revision,
-            enhanced,
-            private_data,
-        )?;
+        let reply = frame(StartKind::Reply, flags, request.revision, enhanced, private_data)?;
         self.request = None;
         self.startup_out = reply;
         self.open(Established {
@@ -198,13 +179,8 @@ impl Connection {
             ..Enhanced::default()
         });
         let flags = want_flags(&self.config) | StartFlags::REJECT;
-        self.startup_out = frame(
-            StartKind::Reply,
-            flags,
-            request.revision,
-            enhanced,
-            private_data,
-        )?;
+        self.startup_out =
+            frame(StartKind::Reply, flags, request.revision, enhanced, private_data)?;
         self.request = None;
         self.flush_all();
         self.phase = Phase::Ending;
@@ -272,9 +248,7 @@ impl Connection {
     fn open(&mut self, established: Established) {
         self.framer.crc = established.crc;
         self.deframer = Deframer::new(established.markers_in, established.crc);
-        self.framer.markers = established
-            .markers_out
-            .then(|| MarkerEncoder::new(established.crc));
+        self.framer.markers = established.markers_out.then(|| MarkerEncoder::new(established.crc));
         self.phase = Phase::Open;
         self.deadline = None;
         self.established = Some(established.clone());
@@ -318,19 +292,9 @@ fn frame(
 ) -> Result<Vec<u8>, PostError> {
     let max = MAX_PRIVATE_DATA - if enhanced.is_some() { 4 } else { 0 };
     if private_data.len() > max {
-        return Err(PostError::TooLong {
-            max: max as u64,
-            have: private_data.len() as u64,
-        });
+        return Err(PostError::TooLong { max: max as u64, have: private_data.len() as u64 });
     }
     let mut out = Vec::new();
-    Start {
-        kind,
-        flags,
-        revision,
-        enhanced,
-        private_data,
-    }
-    .emit(&mut out);
+    Start { kind, flags, revision, enhanced, private_data }.emit(&mut out);
     Ok(out)
 }

@@ -99,13 +99,7 @@ impl Config {
 impl Default for MpaOptions {
     /// Revision 2, CRC on, no markers, client-server, every RTR kind understood.
     fn default() -> Self {
-        Self {
-            revision: 2,
-            crc: true,
-            markers: false,
-            peer_to_peer: false,
-            rtr: RtrKinds::all(),
-        }
+        Self { revision: 2, crc: true, markers: false, peer_to_peer: false, rtr: RtrKinds::all() }
     }
 }
 

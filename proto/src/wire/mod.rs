@@ -82,11 +82,7 @@ pub struct Error {
 impl Error {
     /// The input ends too early: `need` octets are needed at `offset`, `have` are there.
     pub const fn truncated(layer: Layer, offset: usize, need: usize, have: usize) -> Self {
-        Self {
-            layer,
-            offset,
-            problem: Problem::Truncated { need, have },
-        }
+        Self { layer, offset, problem: Problem::Truncated { need, have } }
     }
 
     /// A field holds what it must not.
@@ -97,14 +93,6 @@ impl Error {
         found: u64,
         expected: &'static str,
     ) -> Self {
-        Self {
-            layer,
-            offset,
-            problem: Problem::Field {
-                field,
-                found,
-                expected,
-            },
-        }
+        Self { layer, offset, problem: Problem::Field { field, found, expected } }
     }
 }

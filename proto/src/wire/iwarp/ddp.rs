@@ -275,3 +275,116 @@ impl<'a> Segment<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hex_literal::hex;
+    use proptest::prelude::*;
+    use std::{string::ToString, vec::Vec};
+
+    #[test]
+    fn tagged_example() {
+        // A WRITE of 4 octets.
+        let ulpdu = hex!("c140 11223344 0000000000001000 deadbeef");
+        let header = TaggedHeader::new(Opcode::WRITE, true, Stag(0x1122_3344), 0x1000);
+        assert_eq!(header.as_bytes(), &ulpdu[..14]);
+        let segment = Segment::parse(&ulpdu).unwrap();
+        let Segment::Tagged { header: found, payload } = segment else { panic!("{segment:?}") };
+        assert_eq!((*found, payload), (header, &hex!("deadbeef")[..]));
+        assert_eq!((found.stag(), found.to.get()), (Stag(0x1122_3344), 0x1000));
+        assert_eq!((segment.opcode(), segment.last()), (Opcode::WRITE, true));
+        assert_eq!((segment.ddp_version(), segment.rdmap_version()), (1, 1));
+        assert_eq!((segment.header_bytes(), segment.payload()), ulpdu.split_at(14));
+    }
+
+    #[test]
+    fn untagged_example() {
+        // A SEND with invalidate.
+        let ulpdu = hex!("4144 0000abcd 00000000 00000002 00000000 78");
+        let header = UntaggedHeader::new(Opcode::SEND_INV, true, QN_SEND, Msn(2), 0, Stag(0xabcd));
+        assert_eq!(header.as_bytes(), &ulpdu[..18]);
+        let segment = Segment::parse(&ulpdu).unwrap();
+        let Segment::Untagged { header: found, payload } = segment else { panic!("{segment:?}") };
+        assert_eq!((*found, payload), (header, &b"x"[..]));
+        assert_eq!((found.invalidate_stag(), found.msn()), (Stag(0xabcd), Msn(2)));
+        assert_eq!((segment.control(), segment.rdmap_control()), (0x41, 0x44));
+        assert_eq!((segment.header_bytes(), segment.payload()), ulpdu.split_at(18));
+    }
+
+    #[test]
+    fn a_middle_segment() {
+        let ulpdu = hex!("0143 00000000 00000000 00000007 00000400");
+        let segment = Segment::parse(&ulpdu).unwrap();
+        let Segment::Untagged { header, payload } = segment else { panic!("{segment:?}") };
+        assert!(!segment.last() && !header.last() && payload.is_empty());
+        assert_eq!(header.mo.get(), 1024);
+        let made = UntaggedHeader::new(Opcode::SEND, false, QN_SEND, Msn(7), 1024, Stag(0));
+        assert_eq!(*header, made);
+    }
+
+    #[test]
+    fn a_short_header_says_how_short() {
+        for (control, need) in [(0xc1, 14), (0x41, 18)] {
+            let ulpdu = [control; 18];
+            for have in 1..need {
+                let error = Segment::parse(&ulpdu[..have]).unwrap_err();
+                assert_eq!(error, Error::truncated(Layer::Ddp, 0, need, have));
+            }
+            assert!(Segment::parse(&ulpdu[..need]).unwrap().payload().is_empty());
+        }
+        let error = Segment::parse(&[]).unwrap_err();
+        assert_eq!(error.to_string(), "DDP: at offset 0: 14 octets needed, 0 found");
+    }
+
+    #[test]
+    fn versions_and_reserved_bits_survive() {
+        let ulpdu = hex!("fe7f 00000000 0000000000000000");
+        let segment = Segment::parse(&ulpdu).unwrap();
+        assert_eq!((segment.ddp_version(), segment.rdmap_version()), (2, 1));
+        assert_eq!(segment.control() & RESERVED_MASK, 0x3c);
+        assert_eq!(segment.opcode(), Opcode(15));
+        assert_eq!(segment.header_bytes(), ulpdu);
+    }
+
+    proptest! {
+        #[test]
+        fn tagged_round_trip(op in 0u8..16, last: bool, stag: u32, to: u64, payload: Vec<u8>) {
+            let header = TaggedHeader::new(Opcode(op), last, Stag(stag), to);
+            let ulpdu = [header.as_bytes(), &payload].concat();
+            let segment = Segment::parse(&ulpdu).unwrap();
+            let Segment::Tagged { header: found, payload: rest } = segment else {
+                return Err(TestCaseError::fail("not tagged"));
+            };
+            prop_assert_eq!((*found, rest), (header, &payload[..]));
+            prop_assert_eq!((found.stag().0, found.to.get()), (stag, to));
+            prop_assert_eq!((segment.opcode().0, segment.last()), (op, last));
+            prop_assert_eq!((found.version(), found.rdmap_version()), (VERSION, rdmap::VERSION));
+        }
+
+        #[test]
+        fn untagged_round_trip(
+            op in 0u8..16, last: bool, qn: u32, msn: u32, mo: u32, inv: u32, payload: Vec<u8>,
+        ) {
+            let header = UntaggedHeader::new(Opcode(op), last, qn, Msn(msn), mo, Stag(inv));
+            let ulpdu = [header.as_bytes(), &payload].concat();
+            let segment = Segment::parse(&ulpdu).unwrap();
+            let Segment::Untagged { header: found, payload: rest } = segment else {
+                return Err(TestCaseError::fail("tagged"));
+            };
+            prop_assert_eq!((*found, rest), (header, &payload[..]));
+            prop_assert_eq!((found.qn.get(), found.msn().0, found.mo.get()), (qn, msn, mo));
+            prop_assert_eq!((found.invalidate_stag().0, segment.opcode().0), (inv, op));
+            prop_assert_eq!((found.version(), found.rdmap_version()), (VERSION, rdmap::VERSION));
+        }
+
+        #[test]
+        fn any_bytes_split_without_loss_or_panic(ulpdu: Vec<u8>) {
+            if let Ok(segment) = Segment::parse(&ulpdu) {
+                prop_assert_eq!([segment.header_bytes(), segment.payload()].concat(), ulpdu);
+            } else {
+                prop_assert!(ulpdu.len() < 18);
+            }
+        }
+    }
+}

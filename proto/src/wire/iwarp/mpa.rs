@@ -168,13 +168,7 @@ impl<'a> Start<'a> {
             Some((&octets, data)) if is_enhanced => (Some(Enhanced::from_bytes(octets)), data),
             _ => (None, data),
         };
-        let frame = Self {
-            kind,
-            flags,
-            revision,
-            enhanced,
-            private_data,
-        };
+        let frame = Self { kind, flags, revision, enhanced, private_data };
         Ok(Some((frame, START_LEN + length)))
     }
 
@@ -184,16 +178,9 @@ impl<'a> Start<'a> {
     /// `private_data` and `enhanced` together take at most [`MAX_PRIVATE_DATA`] octets; what is
     /// beyond is not sent.
     pub fn emit(&self, out: &mut Vec<u8>) {
-        let taken = if self.enhanced.is_some() {
-            ENHANCED_LEN
-        } else {
-            0
-        };
+        let taken = if self.enhanced.is_some() { ENHANCED_LEN } else { 0 };
         let room = MAX_PRIVATE_DATA - taken;
-        debug_assert!(
-            self.private_data.len() <= room,
-            "private data beyond {room} octets"
-        );
+        debug_assert!(self.private_data.len() <= room, "private data beyond {room} octets");
         let data = &self.private_data[..self.private_data.len().min(room)];
         let mut flags = self.flags;
         if self.enhanced.is_some() || self.revision >= 2 {
@@ -219,13 +206,7 @@ fn match_key(input: &[u8]) -> Result<Option<StartKind>, Error> {
     let good = request.max(reply);
     if good < head.len() {
         let expected = "\"MPA ID Req Frame\" or \"MPA ID Rep Frame\"";
-        return Err(Error::field(
-            Layer::MpaStart,
-            good,
-            "Key",
-            head[good].into(),
-            expected,
-        ));
+        return Err(Error::field(Layer::MpaStart, good, "Key", head[good].into(), expected));
     }
     Ok(match good {
         16 if request == 16 => Some(StartKind::Request),
@@ -249,7 +230,246 @@ pub fn legacy_ird_ord(private_data: &[u8]) -> Option<(u32, u32)> {
     let big = (u32::from_be_bytes(ird), u32::from_be_bytes(ord));
     let little = (u32::from_le_bytes(ird), u32::from_le_bytes(ord));
     let plausible = |&(ird, ord): &(u32, u32)| ird.max(ord) <= u32::from(NO_NEGOTIATION);
-    Some(big)
-        .filter(plausible)
-        .or(Some(little).filter(plausible))
+    Some(big).filter(plausible).or(Some(little).filter(plausible))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::Problem;
+    use hex_literal::hex;
+    use proptest::prelude::*;
+    use std::{string::ToString, vec};
+
+    fn start(kind: StartKind, flags: StartFlags, revision: u8) -> Start<'static> {
+        Start { kind, flags, revision, enhanced: None, private_data: &[] }
+    }
+
+    /// Frames and what they say: RFC 5044 and RFC 6581 spelled out by hand, and Linux siw's.
+    fn examples() -> Vec<(&'static [u8], Start<'static>)> {
+        use StartFlags as F;
+        use StartKind::{Reply, Request};
+        let rtr = Enhanced { ird: 4, ord: 4, peer_to_peer: true, ..Enhanced::default() };
+        let siw = Enhanced { ird: 8, ord: 8, ..Enhanced::default() };
+        vec![
+            (&hex!("4d504120494420526571204672616d65 40 01 0000"), start(Request, F::CRC, 1)),
+            (
+                &hex!("4d504120494420526570204672616d65 60 01 0000"),
+                start(Reply, F::CRC | F::REJECT, 1),
+            ),
+            (
+                &hex!("4d504120494420526571204672616d65 50 02 0004 8004c004"),
+                Start {
+                    enhanced: Some(Enhanced { rtr_write: true, rtr_read: true, ..rtr }),
+                    ..start(Request, F::CRC | F::ENHANCED, 2)
+                },
+            ),
+            (
+                &hex!("4d504120494420526570204672616d65 50 02 0004 80044004"),
+                Start {
+                    enhanced: Some(Enhanced { rtr_read: true, ..rtr }),
+                    ..start(Reply, F::CRC | F::ENHANCED, 2)
+                },
+            ),
+            // siw: no CRC, depths 8 and 8; its reply carries private data.
+            (
+                &hex!("4d504120494420526571204672616d65 10 02 0004 00080008"),
+                Start { enhanced: Some(siw), ..start(Request, F::ENHANCED, 2) },
+            ),
+            (
+                &hex!(
+                    "4d504120494420526570204672616d65 10 02 001c 00080008"
+                    "00007f712c0970002340f100001000000000000056455242"
+                ),
+                Start {
+                    enhanced: Some(siw),
+                    private_data: &hex!("00007f712c0970002340f100001000000000000056455242"),
+                    ..start(Reply, F::ENHANCED, 2)
+                },
+            ),
+            // siw with try_gso uses a reserved bit.
+            (
+                &hex!("4d504120494420526571204672616d65 18 02 0004 00080008"),
+                Start { enhanced: Some(siw), ..start(Request, F::ENHANCED | F::GSO_EXP, 2) },
+            ),
+            // S before revision 2 means nothing: all octets are the program's.
+            (
+                &hex!("4d504120494420526571204672616d65 90 01 0005 0102030405"),
+                Start {
+                    private_data: &[1, 2, 3, 4, 5],
+                    ..start(Request, F::MARKERS | F::ENHANCED, 1)
+                },
+            ),
+        ]
+    }
+
+    #[test]
+    fn examples_in_both_directions() {
+        for (frame, says) in examples() {
+            assert_eq!(Start::parse(frame), Ok(Some((says, frame.len()))));
+            let mut out = vec![0xee];
+            says.emit(&mut out);
+            assert_eq!(out[1..], *frame, "{says:?}");
+        }
+    }
+
+    #[test]
+    fn octets_behind_the_frame_are_left_alone() {
+        for (frame, says) in examples() {
+            let mut stream = frame.to_vec();
+            stream.extend_from_slice(frame);
+            assert_eq!(Start::parse(&stream), Ok(Some((says, frame.len()))));
+        }
+    }
+
+    #[test]
+    fn every_cut_wants_more() {
+        for (frame, _) in examples() {
+            for len in 0..frame.len() {
+                assert_eq!(Start::parse(&frame[..len]), Ok(None), "{len} octets");
+            }
+        }
+    }
+
+    #[test]
+    fn a_wrong_key_is_told_at_its_first_wrong_octet() {
+        let (frame, _) = examples()[0];
+        for wrong in 0..KEY_REQUEST.len() {
+            let mut bad = frame.to_vec();
+            bad[wrong] ^= 0x20;
+            for len in wrong + 1..bad.len() {
+                let error = Start::parse(&bad[..len]).unwrap_err();
+                assert_eq!((error.layer, error.offset), (Layer::MpaStart, wrong), "{len} octets");
+            }
+        }
+        let error = Start::parse(b"MPA ID Rex").unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "MPA start-up frame: at offset 9: Key is 0x78, expected \"MPA ID Req Frame\" or \
+             \"MPA ID Rep Frame\""
+        );
+    }
+
+    #[test]
+    fn a_key_does_not_change_its_mind() {
+        // "Req" commits to the request's key, and its rest is the reply's as well.
+        assert_eq!(Start::parse(b"MPA ID Req Frame"), Ok(None));
+        assert_eq!(Start::parse(b"HTTP/1.1 400 Bad Request").unwrap_err().offset, 0);
+    }
+
+    fn with_length(flags: u8, revision: u8, length: u16) -> Vec<u8> {
+        let mut frame = KEY_REQUEST.to_vec();
+        frame.extend([flags, revision]);
+        frame.extend(length.to_be_bytes());
+        frame
+    }
+
+    #[test]
+    fn private_data_ends_at_512_octets() {
+        let mut frame = with_length(0x40, 1, 512);
+        frame.resize(START_LEN + 512, 7);
+        let (start, used) = Start::parse(&frame).unwrap().unwrap();
+        assert_eq!((start.private_data.len(), used), (512, 532));
+        // The header alone tells that the frame is bad.
+        let error = Start::parse(&with_length(0x40, 1, 513)).unwrap_err();
+        assert_eq!(error, Error::field(Layer::MpaStart, 18, "PD_Length", 513, "at most 512"));
+    }
+
+    #[test]
+    fn enhanced_needs_four_octets() {
+        for length in 0..4 {
+            let error = Start::parse(&with_length(0x50, 2, length)).unwrap_err();
+            assert_eq!(error.offset, 18);
+            assert!(
+                matches!(error.problem, Problem::Field { found, .. } if found == length.into())
+            );
+            // Without S, or before revision 2, nothing is missing.
+            for (flags, revision) in [(0x40, 2), (0x50, 1), (0x50, 0)] {
+                let mut frame = with_length(flags, revision, length);
+                frame.resize(START_LEN + usize::from(length), 9);
+                let (start, _) = Start::parse(&frame).unwrap().unwrap();
+                assert_eq!(start.enhanced, None);
+            }
+        }
+    }
+
+    #[test]
+    fn revision_3_parses_as_2_does() {
+        let frame = hex!("4d504120494420526571204672616d65 50 03 0005 ffff7fff aa");
+        let (start, _) = Start::parse(&frame).unwrap().unwrap();
+        let enhanced = start.enhanced.unwrap();
+        assert_eq!((start.revision, start.private_data), (3, &[0xaa][..]));
+        assert_eq!((enhanced.ird, enhanced.ord), (NO_NEGOTIATION, NO_NEGOTIATION));
+        assert!(enhanced.peer_to_peer && enhanced.rtr_send && enhanced.rtr_read);
+        assert!(!enhanced.rtr_write);
+    }
+
+    #[test]
+    fn legacy_depths_in_either_byte_order() {
+        assert_eq!(legacy_ird_ord(&hex!("00000020 00000001")), Some((32, 1)));
+        assert_eq!(legacy_ird_ord(&hex!("20000000 01000000")), Some((32, 1)));
+        assert_eq!(legacy_ird_ord(&hex!("00003fff 00000000")), Some((0x3fff, 0)));
+        assert_eq!(legacy_ird_ord(&[0; 8]), Some((0, 0)));
+        // One number in each order, too large, or not 8 octets.
+        assert_eq!(legacy_ird_ord(&hex!("00000020 01000000")), None);
+        assert_eq!(legacy_ird_ord(b"UDMA\x01\x01\x00\x00"), None);
+        assert_eq!(legacy_ird_ord(&[0; 9]), None);
+        assert_eq!(legacy_ird_ord(&[]), None);
+    }
+
+    prop_compose! {
+        fn any_enhanced()(octets: [u8; 4]) -> Enhanced {
+            Enhanced::from_bytes(octets)
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn enhanced_round_trip(octets: [u8; 4]) {
+            prop_assert_eq!(Enhanced::from_bytes(octets).to_bytes(), octets);
+        }
+
+        #[test]
+        fn round_trip(
+            request: bool,
+            flags: u8,
+            revision: u8,
+            enhanced in prop::option::of(any_enhanced()),
+            data in prop::collection::vec(any::<u8>(), 0..=508),
+        ) {
+            let kind = if request { StartKind::Request } else { StartKind::Reply };
+            let enhanced = enhanced.filter(|_| revision >= 2);
+            let mut flags = StartFlags::from_bits_retain(flags);
+            if revision >= 2 {
+                flags.set(StartFlags::ENHANCED, enhanced.is_some());
+            }
+            let start = Start { kind, flags, revision, enhanced, private_data: &data };
+            let mut frame = Vec::new();
+            start.emit(&mut frame);
+            prop_assert_eq!(Start::parse(&frame), Ok(Some((start, frame.len()))));
+        }
+
+        #[test]
+        fn what_parses_is_emitted_as_it_was(
+            head: [u8; 3], length in 0u16..600, data in prop::collection::vec(any::<u8>(), 600),
+        ) {
+            let mut frame = KEY_REPLY.to_vec();
+            frame.extend(&head[..2]);
+            frame.extend(length.to_be_bytes());
+            frame.extend(&data);
+            if let Ok(Some((start, used))) = Start::parse(&frame) {
+                let mut out = Vec::new();
+                start.emit(&mut out);
+                prop_assert_eq!(&out[..], &frame[..used]);
+            } else {
+                prop_assert!(!(4..=512).contains(&length));
+            }
+        }
+
+        #[test]
+        fn any_bytes_do_not_panic(input: Vec<u8>) {
+            let _ = Start::parse(&input);
+            let _ = legacy_ird_ord(&input);
+        }
+    }
 }

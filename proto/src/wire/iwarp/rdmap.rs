@@ -89,10 +89,7 @@ impl Opcode {
 
     /// Whether this is one of the four Sends (not an Immediate).
     pub const fn is_send(self) -> bool {
-        matches!(
-            self,
-            Self::SEND | Self::SEND_INV | Self::SEND_SE | Self::SEND_SE_INV
-        )
+        matches!(self, Self::SEND | Self::SEND_INV | Self::SEND_SE | Self::SEND_SE_INV)
     }
 
     /// Whether the message revokes a key of the receiver.
@@ -143,9 +140,7 @@ macro_rules! header {
             /// Truncated, of layer RDMAP, if `payload` is too short.
             pub fn parse(payload: &[u8]) -> Result<&Self, Error> {
                 let short = Error::truncated(Layer::Rdmap, 0, Self::LEN, payload.len());
-                Self::ref_from_prefix(payload)
-                    .map(|(header, _)| header)
-                    .map_err(|_| short)
+                Self::ref_from_prefix(payload).map(|(header, _)| header).map_err(|_| short)
             }
         }
     };
@@ -319,3 +314,131 @@ pub struct Immediate {
 }
 
 header!(Immediate, 8);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hex_literal::hex;
+    use proptest::prelude::*;
+    use std::{format, string::ToString, vec::Vec};
+
+    #[test]
+    fn read_request_example() {
+        let payload = hex!("00000055 0000000000002000 00000040 00000066 0000000000003000");
+        let request = ReadRequest::new((Stag(0x55), 0x2000), 64, (Stag(0x66), 0x3000));
+        assert_eq!(request.as_bytes(), payload);
+        assert_eq!(ReadRequest::parse(&payload), Ok(&request));
+    }
+
+    #[test]
+    fn atomic_request_examples() {
+        // FetchAdd of 5, plain.
+        let payload = hex!(
+            "00000000 00000007 0000abcd 0000000000001000 0000000000000005"
+            "0000000000000000 0000000000000000 0000000000000000"
+        );
+        let request = AtomicRequest::parse(&payload).unwrap();
+        assert_eq!(request.operation(), AtomicOpcode::FETCH_ADD);
+        assert_eq!((request.request_id.get(), request.stag.get()), (7, 0xabcd));
+        assert_eq!((request.to.get(), request.add_swap_data.get()), (0x1000, 5));
+        // CmpSwap, with reserved bits set: they survive and are no part of the code.
+        let payload = hex!(
+            "fffffff2 00000001 00000002 0000000000000003 0000000000000004"
+            "0000000000000005 0000000000000006 0000000000000007"
+        );
+        let request = AtomicRequest::parse(&payload).unwrap();
+        assert_eq!(request.operation(), AtomicOpcode::CMP_SWAP);
+        assert_eq!((request.add_swap_data.get(), request.add_swap_mask.get()), (4, 5));
+        assert_eq!((request.compare_data.get(), request.compare_mask.get()), (6, 7));
+        assert_eq!(request.as_bytes(), payload);
+    }
+
+    #[test]
+    fn atomic_response_and_immediate_examples() {
+        let payload = hex!("00000007 000000000000002a");
+        let response = AtomicResponse { request_id: 7.into(), original: 42.into() };
+        assert_eq!(response.as_bytes(), payload);
+        assert_eq!(AtomicResponse::parse(&payload), Ok(&response));
+        let payload = hex!("1122334455667788");
+        let immediate = Immediate { data: 0x1122_3344_5566_7788.into() };
+        assert_eq!(immediate.as_bytes(), payload);
+        assert_eq!(Immediate::parse(&payload), Ok(&immediate));
+    }
+
+    #[test]
+    fn a_short_header_says_how_short() {
+        let payload = [0; 52];
+        for have in 0..52 {
+            let short = |need| Err(Error::truncated(Layer::Rdmap, 0, need, have));
+            let payload = &payload[..have];
+            if have < 8 {
+                assert_eq!(Immediate::parse(payload).map(|_| ()), short(8));
+            }
+            if have < 12 {
+                assert_eq!(AtomicResponse::parse(payload).map(|_| ()), short(12));
+            }
+            if have < 28 {
+                assert_eq!(ReadRequest::parse(payload).map(|_| ()), short(28));
+            }
+            assert_eq!(AtomicRequest::parse(payload).map(|_| ()), short(52));
+        }
+        let error = ReadRequest::parse(&payload[..3]).unwrap_err();
+        assert_eq!(error.to_string(), "RDMAP: at offset 0: 28 octets needed, 3 found");
+    }
+
+    #[test]
+    fn opcodes_by_kind() {
+        let all: Vec<_> = (0..16).map(Opcode).collect();
+        let those = |test: fn(Opcode) -> bool| -> Vec<u8> {
+            all.iter().filter(|&&op| test(op)).map(|op| op.0).collect()
+        };
+        assert_eq!(those(Opcode::is_send), [3, 4, 5, 6]);
+        assert_eq!(those(Opcode::invalidates), [4, 6]);
+        assert_eq!(those(Opcode::solicited), [5, 6, 9]);
+        assert_eq!(those(|op| op.name().is_none()), [12, 13, 14, 15]);
+        for op in all {
+            assert_eq!(op.control(), 0x40 | op.0);
+            assert_eq!(Opcode::from_control(op.control() | RESERVED_MASK), op);
+            assert_eq!(version(op.control()), VERSION);
+        }
+    }
+
+    #[test]
+    fn unknown_codes_print_as_hex() {
+        assert_eq!(format!("{} {:?}", Opcode::SEND_SE_INV, Opcode(13)), "SEND_SE_INV Opcode(0xd)");
+        assert_eq!(
+            format!("{} {:?}", AtomicOpcode::CMP_SWAP, AtomicOpcode(1)),
+            "CMP_SWAP AtomicOpcode(0x1)"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn round_trips(octets: [[u8; 26]; 2], tail: Vec<u8>) {
+            let payload = [octets.as_flattened(), &tail].concat();
+            prop_assert_eq!(ReadRequest::parse(&payload).unwrap().as_bytes(), &payload[..28]);
+            prop_assert_eq!(AtomicRequest::parse(&payload).unwrap().as_bytes(), &payload[..52]);
+            prop_assert_eq!(AtomicResponse::parse(&payload).unwrap().as_bytes(), &payload[..12]);
+            prop_assert_eq!(Immediate::parse(&payload).unwrap().as_bytes(), &payload[..8]);
+        }
+
+        #[test]
+        fn read_request_keeps_its_fields(sink: (u32, u64), size: u32, source: (u32, u64)) {
+            let request = ReadRequest::new((Stag(sink.0), sink.1), size, (Stag(source.0), source.1));
+            let octets = request.as_bytes();
+            prop_assert_eq!(&octets[..4], &sink.0.to_be_bytes());
+            prop_assert_eq!(&octets[4..12], &sink.1.to_be_bytes());
+            prop_assert_eq!(&octets[12..16], &size.to_be_bytes());
+            prop_assert_eq!(&octets[16..20], &source.0.to_be_bytes());
+            prop_assert_eq!(&octets[20..], &source.1.to_be_bytes());
+        }
+
+        #[test]
+        fn any_bytes_do_not_panic(payload: Vec<u8>) {
+            prop_assert_eq!(ReadRequest::parse(&payload).is_ok(), payload.len() >= 28);
+            prop_assert_eq!(AtomicRequest::parse(&payload).is_ok(), payload.len() >= 52);
+            prop_assert_eq!(AtomicResponse::parse(&payload).is_ok(), payload.len() >= 12);
+            prop_assert_eq!(Immediate::parse(&payload).is_ok(), payload.len() >= 8);
+        }
+    }
+}
