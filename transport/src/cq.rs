@@ -136,13 +136,7 @@ impl Cq {
     /// # Errors
     /// [`Error::CqOverflow`], once the queue has overflowed and everything in it was taken.
     pub async fn next(&self) -> Result<Wc> {
-        Next {
-            cq: self,
-            id: None,
-            spin_until: None,
-            asleep: false,
-        }
-        .await
+        Next { cq: self, id: None, spin_until: None, asleep: false }.await
     }
 
     /// How many completions were dropped because the queue was full; `None` as long as there were
@@ -211,10 +205,7 @@ impl Cq {
     }
 
     pub(crate) fn detach(&self, qp: &Arc<QpShared>) {
-        self.0
-            .qps
-            .lock()
-            .retain(|weak| !std::ptr::eq(weak.as_ptr(), Arc::as_ptr(qp)));
+        self.0.qps.lock().retain(|weak| !std::ptr::eq(weak.as_ptr(), Arc::as_ptr(qp)));
     }
 
     /// Puts `fresh` into the ring, oldest first, and leaves it empty.
@@ -415,10 +406,7 @@ mod tests {
     }
 
     fn wc(id: u64) -> Wc {
-        Wc {
-            id,
-            ..Wc::default()
-        }
+        Wc { id, ..Wc::default() }
     }
 
     fn ids(cq: &Cq, max: usize) -> Vec<u64> {
@@ -466,22 +454,10 @@ mod tests {
         cq.arm(true);
         let _ = push(&cq, [wc(3)]);
         assert_eq!(cq.0.ring.lock().events, 1, "not solicited");
-        let _ = push(
-            &cq,
-            [Wc {
-                solicited: true,
-                ..wc(4)
-            }],
-        );
+        let _ = push(&cq, [Wc { solicited: true, ..wc(4) }]);
         assert_eq!(cq.0.ring.lock().events, 2);
         cq.arm(true);
-        let _ = push(
-            &cq,
-            [Wc {
-                status: WcStatus::WR_FLUSH_ERR,
-                ..wc(5)
-            }],
-        );
+        let _ = push(&cq, [Wc { status: WcStatus::WR_FLUSH_ERR, ..wc(5) }]);
         assert_eq!(cq.0.ring.lock().events, 3, "errors count as solicited");
         cq.arm(false);
         cq.arm(true);
@@ -492,10 +468,7 @@ mod tests {
     #[test]
     fn purging_drops_one_queue_pairs_completions() {
         let cq = cq(8);
-        let of = |qpn, id| Wc {
-            qpn: Qpn(qpn),
-            ..wc(id)
-        };
+        let of = |qpn, id| Wc { qpn: Qpn(qpn), ..wc(id) };
         let _ = push(&cq, [of(1, 0), of(2, 1), of(1, 2)]);
         assert_eq!(cq.purge(Qpn(1)), 2);
         assert_eq!(ids(&cq, 8), [1]);

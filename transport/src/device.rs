@@ -177,9 +177,7 @@ impl Device {
     /// [`Error::Limit`] for a depth of 0 or above 4,194,304.
     pub fn create_cq(&self, depth: usize) -> Result<Cq> {
         if depth == 0 || depth > 1 << 22 {
-            return Err(Error::Limit(
-                "a completion queue holds 1 to 4,194,304 completions",
-            ));
+            return Err(Error::Limit("a completion queue holds 1 to 4,194,304 completions"));
         }
         Ok(Cq::new(depth, self.shared.clock, self.shared.options.spin))
     }
@@ -287,10 +285,7 @@ impl DeviceOptions {
                 table: Table::with_limit(self.max_regions),
                 clock: Clock::start(),
                 counters: Counters::default(),
-                numbers: Mutex::new(Numbers {
-                    used: Slab::new(),
-                    salt,
-                }),
+                numbers: Mutex::new(Numbers { used: Slab::new(), salt }),
                 seed: u64::from_ne_bytes(seed),
                 draws: AtomicU64::new(0),
                 options: self,
@@ -306,9 +301,7 @@ fn parse_uri(uri: &str) -> Result<HostPort> {
              tcp://0.0.0.0:7174 or tcp://[::1]:0"
         ))
     };
-    let (scheme, rest) = uri
-        .split_once("://")
-        .ok_or_else(|| bad("there is no ://"))?;
+    let (scheme, rest) = uri.split_once("://").ok_or_else(|| bad("there is no ://"))?;
     match scheme {
         "tcp" => HostPort::parse(rest.strip_suffix('/').unwrap_or(rest)),
         "udp" => Err(Error::Unsupported(
@@ -323,9 +316,7 @@ impl DeviceShared {
     pub(crate) fn allocate(&self) -> Result<Qpn> {
         let mut numbers = self.numbers.lock();
         if numbers.used.len() >= self.options.max_qps {
-            return Err(Error::Limit(
-                "the device has as many queue pairs as it may (max_qps)",
-            ));
+            return Err(Error::Limit("the device has as many queue pairs as it may (max_qps)"));
         }
         let index = numbers.used.insert(()) as u32;
         loop {
@@ -353,9 +344,7 @@ impl DeviceShared {
         getrandom::u64().unwrap_or_else(|_| {
             let draw = self.draws.fetch_add(1, Ordering::Relaxed);
             // SplitMix64 over the seed.
-            let mut z = self
-                .seed
-                .wrapping_add(draw.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            let mut z = self.seed.wrapping_add(draw.wrapping_mul(0x9e37_79b9_7f4a_7c15));
             z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
             z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
             z ^ (z >> 31)
@@ -425,10 +414,9 @@ impl Dial {
             };
             return match self.start_up(peer, stream).await {
                 // RFC 6581 §10: an unenhanced responder closes on revision 2.
-                Err(Error::Startup {
-                    source: StartupError::ClosedSilently,
-                    ..
-                }) if self.config.mpa.revision == 2 => {
+                Err(Error::Startup { source: StartupError::ClosedSilently, .. })
+                    if self.config.mpa.revision == 2 =>
+                {
                     self.config.mpa.revision = 1;
                     let stream = self.open(peer).await?;
                     self.start_up(peer, stream).await
@@ -447,9 +435,7 @@ impl Dial {
             SocketAddr::V6(_) => TcpSocket::new_v6(),
         }
         .map_err(failed)?;
-        self.device
-            .buffers(SockRef::from(&socket))
-            .map_err(failed)?;
+        self.device.buffers(SockRef::from(&socket)).map_err(failed)?;
         if !self.device.host.is_unspecified() {
             let own = self.device.local(0).await?;
             let local = same_family(&own, &peer).ok_or_else(|| {
@@ -458,9 +444,7 @@ impl Dial {
                     self.device.host
                 ))
             })?;
-            socket
-                .bind(any_port(local))
-                .map_err(|e| Error::bind(local, e))?;
+            socket.bind(any_port(local)).map_err(|e| Error::bind(local, e))?;
         }
         socket.connect(peer).await.map_err(failed)
     }
@@ -479,10 +463,7 @@ impl Dial {
                 startup.finish_in_background();
                 Err(Error::Startup { peer, source })
             }
-            _ => Err(Error::Startup {
-                peer,
-                source: StartupError::Lost,
-            }),
+            _ => Err(Error::Startup { peer, source: StartupError::Lost }),
         }
     }
 }
@@ -495,9 +476,7 @@ impl fmt::Debug for Device {
 
 impl fmt::Debug for DeviceShared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceShared")
-            .field("host", &self.host)
-            .finish_non_exhaustive()
+        f.debug_struct("DeviceShared").field("host", &self.host).finish_non_exhaustive()
     }
 }
 
@@ -509,16 +488,10 @@ mod tests {
     #[test]
     fn addresses_that_cannot_be_are_explained() {
         let e = parse_uri("10.0.0.1").unwrap_err().to_string();
-        assert!(
-            e.contains("there is no ://") && e.contains("tcp://HOST[:PORT]"),
-            "{e}"
-        );
+        assert!(e.contains("there is no ://") && e.contains("tcp://HOST[:PORT]"), "{e}");
         let e = parse_uri("rdma://h").unwrap_err().to_string();
         assert!(e.contains("the transport is unknown"), "{e}");
-        assert!(matches!(
-            parse_uri("udp://10.0.0.1"),
-            Err(Error::Unsupported(_))
-        ));
+        assert!(matches!(parse_uri("udp://10.0.0.1"), Err(Error::Unsupported(_))));
         assert!(parse_uri("tcp://[::1]:0").is_ok());
         assert!(parse_uri("tcp://host/").is_ok());
     }

@@ -57,15 +57,9 @@ use crate::{
 };
 
 /// What one turn of the task, and of an inline poller, may move before others get theirs.
-const TURN: Budget = Budget {
-    read: 2 << 20,
-    write: 2 << 20,
-};
+const TURN: Budget = Budget { read: 2 << 20, write: 2 << 20 };
 /// The same for a post: it sends, and does not receive.
-const POST: Budget = Budget {
-    read: 0,
-    write: 4 << 20,
-};
+const POST: Budget = Budget { read: 0, write: 4 << 20 };
 /// Set in the tag of work whose completion goes to a future and not to the queue.
 const AWAITED: u64 = 1 << 63;
 /// Polls within [`LOOK`] that make a program one that spins.
@@ -132,10 +126,7 @@ impl Pollers {
     /// Somebody looked and found nothing.
     pub(crate) fn polled(&self, now: Instant) {
         // Relaxed, and not atomic together: a lost count changes nothing.
-        self.polls.store(
-            self.polls.load(Ordering::Relaxed).wrapping_add(1),
-            Ordering::Relaxed,
-        );
+        self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         self.last.store(now.as_nanos(), Ordering::Relaxed);
     }
 
@@ -228,10 +219,7 @@ impl QpShared {
     }
 
     fn scope(&self) -> Scope {
-        Scope {
-            pd: self.pd.id(),
-            qpn: self.qpn,
-        }
+        Scope { pd: self.pd.id(), qpn: self.qpn }
     }
 
     /// The settings of a connection for this queue pair.
@@ -362,10 +350,7 @@ impl QpShared {
     pub(crate) fn forget(&self, slot: usize) {
         let mut core = self.core.lock();
         let gone = match core.waiters.get_mut(slot) {
-            Some(Waiter {
-                state: WaiterState::Done(_),
-                ..
-            }) => Some(core.waiters.remove(slot)),
+            Some(Waiter { state: WaiterState::Done(_), .. }) => Some(core.waiters.remove(slot)),
             Some(waiter) => {
                 waiter.state = WaiterState::Nobody;
                 None
@@ -391,10 +376,7 @@ impl QpShared {
                 return Err(state);
             }
         }
-        Ok(Start {
-            qp: self.clone(),
-            done: false,
-        })
+        Ok(Start { qp: self.clone(), done: false })
     }
 
     pub(crate) fn state(&self) -> QpState {
@@ -453,9 +435,7 @@ impl QpShared {
     /// The places where somebody may poll for this queue pair.
     fn all_pollers(&self) -> impl Iterator<Item = &Pollers> {
         let recv = (!self.init.recv_cq.is(&self.init.send_cq)).then(|| self.init.recv_cq.pollers());
-        [&self.pollers, self.init.send_cq.pollers()]
-            .into_iter()
-            .chain(recv)
+        [&self.pollers, self.init.send_cq.pollers()].into_iter().chain(recv)
     }
 
     /// Whether somebody polls right now, and nobody relies on being woken.
@@ -478,8 +458,7 @@ impl QpShared {
 
     /// Whether somebody sleeps until this queue pair brings something.
     fn is_awaited(&self) -> bool {
-        self.all_pollers()
-            .any(|pollers| pollers.asleep.load(Ordering::SeqCst) > 0)
+        self.all_pollers().any(|pollers| pollers.asleep.load(Ordering::SeqCst) > 0)
     }
 
     /// The task leaves epoll (`true`) or will look again by itself (`false`).
@@ -541,14 +520,11 @@ impl Core {
                 }
                 Ok(())
             }
-            Port::Idle | Port::Starting if wr.sges.len() > max_sge => Err(PostError::TooManySges {
-                max: max_sge,
-                have: wr.sges.len(),
-            }),
+            Port::Idle | Port::Starting if wr.sges.len() > max_sge => {
+                Err(PostError::TooManySges { max: max_sge, have: wr.sges.len() })
+            }
             Port::Idle | Port::Starting if self.recvs.len() >= qp.init.max_recv_wr => {
-                Err(PostError::QueueFull {
-                    max: qp.init.max_recv_wr,
-                })
+                Err(PostError::QueueFull { max: qp.init.max_recv_wr })
             }
             Port::Idle | Port::Starting => {
                 self.recvs.push_back((wr, tag));
@@ -602,19 +578,10 @@ impl Core {
         while let Some(completion) = port.conn_mut().poll_completion() {
             let wc = completion.wc;
             if completion.tag & AWAITED != 0 {
-                complete(
-                    &mut self.waiters,
-                    (completion.tag & !AWAITED) as usize,
-                    wc,
-                    wakes,
-                );
+                complete(&mut self.waiters, (completion.tag & !AWAITED) as usize, wc, wakes);
                 continue;
             }
-            let cq = if wc.opcode.is_recv() {
-                recv_cq
-            } else {
-                send_cq
-            };
+            let cq = if wc.opcode.is_recv() { recv_cq } else { send_cq };
             if !cq.is(to) {
                 to.push(&mut self.fresh, wakes);
                 to = cq;
@@ -651,22 +618,12 @@ impl Core {
 
     fn flush(&mut self, qp: &QpShared, id: u64, tag: u64, opcode: WcOpcode, wakes: &mut Wakes) {
         let status = WcStatus::WR_FLUSH_ERR;
-        let wc = Wc {
-            id,
-            status,
-            opcode,
-            qpn: qp.qpn,
-            ..Wc::default()
-        };
+        let wc = Wc { id, status, opcode, qpn: qp.qpn, ..Wc::default() };
         if tag & AWAITED != 0 {
             complete(&mut self.waiters, (tag & !AWAITED) as usize, wc, wakes);
             return;
         }
-        let cq = if opcode.is_recv() {
-            &qp.init.recv_cq
-        } else {
-            &qp.init.send_cq
-        };
+        let cq = if opcode.is_recv() { &qp.init.recv_cq } else { &qp.init.send_cq };
         self.fresh.push(wc);
         cq.push(&mut self.fresh, wakes);
     }
@@ -684,10 +641,7 @@ impl Port {
 
 impl Waiter {
     fn new(keep: Option<Mr>) -> Self {
-        Self {
-            state: WaiterState::Pending(None),
-            keep,
-        }
+        Self { state: WaiterState::Pending(None), keep }
     }
 }
 
@@ -797,15 +751,9 @@ async fn drive(qp: Arc<QpShared>, socket: Arc<TcpStream>) {
     let clock = qp.device.clock;
     let spin = qp.device.options.spin;
     let mut armed: Option<AsyncFd<Arc<TcpStream>>> = None;
-    let mut look = Look {
-        polls: 0,
-        at: clock.now(),
-    };
+    let mut look = Look { polls: 0, at: clock.now() };
     let mut worked_at = look.at;
-    let mut turn = Turn {
-        more: true,
-        ..Turn::default()
-    };
+    let mut turn = Turn { more: true, ..Turn::default() };
     loop {
         let now = clock.now();
         if turn.worked {
@@ -906,9 +854,6 @@ impl Drop for QpShared {
 
 impl fmt::Debug for QpShared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Qp")
-            .field("qpn", &self.qpn)
-            .field("state", &self.state())
-            .finish()
+        f.debug_struct("Qp").field("qpn", &self.qpn).field("state", &self.state()).finish()
     }
 }

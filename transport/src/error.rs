@@ -73,10 +73,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// `context` says what was tried.
     pub(crate) fn io(context: impl Into<String>, source: io::Error) -> Self {
-        Self::Io {
-            context: context.into(),
-            source,
-        }
+        Self::Io { context: context.into(), source }
     }
 
     /// An address to listen at could not be had.

@@ -127,13 +127,7 @@ async fn take_connections(
             continue;
         }
         let options = *mpa.lock();
-        startups.spawn(receive_request(
-            device.clone(),
-            stream,
-            peer,
-            options,
-            requests.clone(),
-        ));
+        startups.spawn(receive_request(device.clone(), stream, peer, options, requests.clone()));
     }
 }
 
@@ -162,12 +156,7 @@ async fn receive_request(
     let mut startup = Startup::new(device.clone(), port);
     match startup.event().await {
         Event::Request(request) => {
-            let request = ConnRequest {
-                device,
-                startup: Some(startup),
-                request,
-                peer,
-            };
+            let request = ConnRequest { device, startup: Some(startup), request, peer };
             if let Err(e) = requests.try_send(request) {
                 let mut request = e.into_inner();
                 request.startup = None;
@@ -240,10 +229,7 @@ impl ConnRequest {
     /// As [`ConnRequest::accept`]; [`Error::State`] where the queue pair is connected already.
     pub async fn accept_qp(mut self, qp: &Qp, private_data: &[u8]) -> Result<()> {
         let start = qp.begin()?;
-        let gone = Error::Startup {
-            peer: self.peer,
-            source: StartupError::Lost,
-        };
+        let gone = Error::Startup { peer: self.peer, source: StartupError::Lost };
         let Some(startup) = self.startup.take() else {
             return Err(gone);
         };
@@ -252,18 +238,14 @@ impl ConnRequest {
         let now = self.device.clock.now();
         if let Some(Event::StartupFailed(source)) = port.startup_event(now, &self.device.table) {
             count(&self.device.counters.startup_lost);
-            return Err(Error::Startup {
-                peer: self.peer,
-                source,
-            });
+            return Err(Error::Startup { peer: self.peer, source });
         }
         if port.socket().is_none() {
             return Err(gone);
         }
         let conn = port.conn_mut();
-        let accepted = conn
-            .configure(start.qp().config())
-            .and_then(|()| conn.accept(private_data, now));
+        let accepted =
+            conn.configure(start.qp().config()).and_then(|()| conn.accept(private_data, now));
         if let Err(e) = accepted {
             // Dropped, the request is rejected.
             self.startup = Some(Startup::new(self.device.clone(), port));

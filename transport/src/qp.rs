@@ -154,23 +154,17 @@ impl Qp {
 
     /// Private data of the peer's reply; empty where we accepted, or are not connected.
     pub fn private_data(&self) -> Vec<u8> {
-        self.established()
-            .map(|e| e.private_data)
-            .unwrap_or_default()
+        self.established().map(|e| e.private_data).unwrap_or_default()
     }
 
     /// What the start-up settled, once connected.
     pub fn established(&self) -> Option<Established> {
-        self.shared()
-            .with_connection(|conn| conn.established().cloned())
-            .flatten()
+        self.shared().with_connection(|conn| conn.established().cloned()).flatten()
     }
 
     /// The connection's counters; all zero before it is connected.
     pub fn stats(&self) -> Stats {
-        self.shared()
-            .with_connection(|conn| *conn.stats())
-            .unwrap_or_default()
+        self.shared().with_connection(|conn| *conn.stats()).unwrap_or_default()
     }
 
     /// Posts a send work request, and sends as much as the socket takes.
@@ -262,9 +256,7 @@ impl Qp {
     /// # Errors
     /// As [`Qp::send`].
     pub async fn recv(&self, sge: Sge) -> Result<Wc> {
-        let slot = self
-            .shared()
-            .post_recv_awaited(RecvWr::new(0, [sge]), None)?;
+        let slot = self.shared().post_recv_awaited(RecvWr::new(0, [sge]), None)?;
         succeeded(self.completion(slot).await.0)
     }
 
@@ -289,12 +281,7 @@ impl Qp {
     /// # Errors
     /// As [`Qp::send`].
     pub async fn fetch_add(&self, remote: RemoteAddr, add: u64) -> Result<u64> {
-        self.atomic(SendOp::FetchAdd {
-            remote,
-            add,
-            mask: 0,
-        })
-        .await
+        self.atomic(SendOp::FetchAdd { remote, add, mask: 0 }).await
     }
 
     /// Replaces the peer's 8-octet word at `remote` by `swap` where it is `compare`, and returns
@@ -304,14 +291,7 @@ impl Qp {
     /// As [`Qp::send`].
     pub async fn cmp_swap(&self, remote: RemoteAddr, compare: u64, swap: u64) -> Result<u64> {
         let (compare_mask, swap_mask) = (u64::MAX, u64::MAX);
-        self.atomic(SendOp::CmpSwap {
-            remote,
-            compare,
-            swap,
-            compare_mask,
-            swap_mask,
-        })
-        .await
+        self.atomic(SendOp::CmpSwap { remote, compare, swap, compare_mask, swap_mask }).await
     }
 
     /// Any send work request, awaited, signalled or not.
@@ -333,10 +313,7 @@ impl Qp {
             Ok(lent) => lent,
             Err(e) => return (Vec::new(), Err(e)),
         };
-        match self
-            .shared()
-            .post_awaited(SendWr::send(0, [sge]), Some(mr.clone()))
-        {
+        match self.shared().post_awaited(SendWr::send(0, [sge]), Some(mr.clone())) {
             Ok(slot) => {
                 drop(mr);
                 let (wc, mr) = self.completion(slot).await;
@@ -350,17 +327,13 @@ impl Qp {
     /// came.
     pub async fn recv_lent(&self, buf: Vec<u8>) -> (Vec<u8>, Result<Wc>) {
         let posted = if buf.is_empty() {
-            self.shared()
-                .post_recv_awaited(RecvWr::default(), None)
-                .map_err(|e| (e, buf))
+            self.shared().post_recv_awaited(RecvWr::default(), None).map_err(|e| (e, buf))
         } else {
             let (mr, sge) = match self.lend(buf, Access::LOCAL_WRITE) {
                 Ok(lent) => lent,
                 Err(e) => return (Vec::new(), Err(e)),
             };
-            let posted = self
-                .shared()
-                .post_recv_awaited(RecvWr::new(0, [sge]), Some(mr.clone()));
+            let posted = self.shared().post_recv_awaited(RecvWr::new(0, [sge]), Some(mr.clone()));
             posted.map_err(|e| (e, give_back(Some(mr))))
         };
         let slot = match posted {
@@ -378,9 +351,7 @@ impl Qp {
 
     async fn atomic(&self, op: SendOp) -> Result<u64> {
         let (mr, sge) = self.lend(vec![0; 8], Access::LOCAL_WRITE)?;
-        let slot = self
-            .shared()
-            .post_awaited(SendWr::new(0, op, [sge]), Some(mr))?;
+        let slot = self.shared().post_awaited(SendWr::new(0, op, [sge]), Some(mr))?;
         let (wc, mr) = self.completion(slot).await;
         succeeded(wc)?;
         let mut old = [0; 8];
@@ -394,31 +365,20 @@ impl Qp {
     fn lend(&self, buf: Vec<u8>, access: Access) -> Result<(Mr, Sge)> {
         let mr = self.pd().register(Region::from_vec(buf), access)?;
         // As much as one message can carry; a longer one is refused when it is posted.
-        let length = u32::try_from(mr.len()).map_err(|_| PostError::TooLong {
-            max: u64::from(u32::MAX),
-            have: mr.len() as u64,
-        })?;
+        let length = u32::try_from(mr.len())
+            .map_err(|_| PostError::TooLong { max: u64::from(u32::MAX), have: mr.len() as u64 })?;
         let sge = Sge::new(mr.addr(), length, mr.lkey());
         Ok((mr, sge))
     }
 
     fn completion(&self, slot: usize) -> Completion<'_> {
-        Completion {
-            qp: self.shared(),
-            slot: Some(slot),
-            spin_until: None,
-            asleep: false,
-        }
+        Completion { qp: self.shared(), slot: Some(slot), spin_until: None, asleep: false }
     }
 }
 
 fn succeeded(wc: Wc) -> Result<Wc> {
     let Wc { status, opcode, .. } = wc;
-    if status.is_ok() {
-        Ok(wc)
-    } else {
-        Err(Error::Wc { status, opcode })
-    }
+    if status.is_ok() { Ok(wc) } else { Err(Error::Wc { status, opcode }) }
 }
 
 /// The buffer inside a lent region. Nobody else has a clone of it once its operation has ended.

@@ -42,16 +42,11 @@ impl HostPort {
             ))
         };
         let (host, port) = if let Some(rest) = text.strip_prefix('[') {
-            let (host, after) = rest
-                .split_once(']')
-                .ok_or_else(|| bad("the bracket is not closed"))?;
+            let (host, after) =
+                rest.split_once(']').ok_or_else(|| bad("the bracket is not closed"))?;
             let port = match after {
                 "" => None,
-                _ => Some(
-                    after
-                        .strip_prefix(':')
-                        .ok_or_else(|| bad("a colon must follow \"]\""))?,
-                ),
+                _ => Some(after.strip_prefix(':').ok_or_else(|| bad("a colon must follow \"]\""))?),
             };
             (literal_v6(host).map_err(|why| bad(&why))?, port)
         } else if text.matches(':').count() > 1 {
@@ -78,11 +73,9 @@ impl HostPort {
             (host, port)
         };
         let port = match port {
-            Some(digits) => Some(
-                digits
-                    .parse()
-                    .map_err(|_| bad("a port is a number from 0 to 65535"))?,
-            ),
+            Some(digits) => {
+                Some(digits.parse().map_err(|_| bad("a port is a number from 0 to 65535"))?)
+            }
             None => None,
         };
         Ok(Self { host, port })
@@ -111,9 +104,8 @@ impl HostPort {
             Host::Name(name) => name,
         };
         let found = tokio::net::lookup_host((name.as_str(), port)).await;
-        let addresses: Vec<_> = found
-            .map_err(|e| Error::io(format!("cannot look up {name}"), e))?
-            .collect();
+        let addresses: Vec<_> =
+            found.map_err(|e| Error::io(format!("cannot look up {name}"), e))?.collect();
         if addresses.is_empty() {
             return Err(Error::BadAddress(format!("the name {name} has no address")));
         }
@@ -155,10 +147,7 @@ fn literal_v6(text: &str) -> Result<Host, String> {
 
 /// The first of `candidates` of the same family as `like`.
 pub(crate) fn same_family(candidates: &[SocketAddr], like: &SocketAddr) -> Option<SocketAddr> {
-    candidates
-        .iter()
-        .copied()
-        .find(|a| a.is_ipv4() == like.is_ipv4())
+    candidates.iter().copied().find(|a| a.is_ipv4() == like.is_ipv4())
 }
 
 /// The address without its port, for binding to a free one.
@@ -179,31 +168,19 @@ mod tests {
     #[test]
     fn hosts_and_ports() {
         let v6 = |s: &str, scope| Host::V6(s.parse().unwrap(), scope);
-        assert_eq!(
-            parsed("10.0.0.1"),
-            (Host::V4(Ipv4Addr::new(10, 0, 0, 1)), None)
-        );
-        assert_eq!(
-            parsed("10.0.0.1:0"),
-            (Host::V4(Ipv4Addr::new(10, 0, 0, 1)), Some(0))
-        );
+        assert_eq!(parsed("10.0.0.1"), (Host::V4(Ipv4Addr::new(10, 0, 0, 1)), None));
+        assert_eq!(parsed("10.0.0.1:0"), (Host::V4(Ipv4Addr::new(10, 0, 0, 1)), Some(0)));
         assert_eq!(parsed("[::1]:7174"), (v6("::1", 0), Some(7174)));
         assert_eq!(parsed("[::1]"), (v6("::1", 0), None));
         assert_eq!(parsed("::1"), (v6("::1", 0), None));
         assert_eq!(parsed("[fe80::1%3]:9"), (v6("fe80::1", 3), Some(9)));
-        assert_eq!(
-            parsed("example.org:1"),
-            (Host::Name("example.org".into()), Some(1))
-        );
+        assert_eq!(parsed("example.org:1"), (Host::Name("example.org".into()), Some(1)));
     }
 
     #[test]
     fn a_scope_is_the_number_of_an_interface() {
         let lo = sys::interface_index("lo").expect("every Linux host has lo");
-        assert_eq!(
-            parsed("fe80::1%lo").0,
-            Host::V6("fe80::1".parse().unwrap(), lo)
-        );
+        assert_eq!(parsed("fe80::1%lo").0, Host::V6("fe80::1".parse().unwrap(), lo));
         let e = HostPort::parse("fe80::1%nosuch0").unwrap_err().to_string();
         assert!(e.contains("no network interface \"nosuch0\""), "{e}");
     }
@@ -222,10 +199,7 @@ mod tests {
             ("1:2:3", "IPv6"),
         ] {
             let e = HostPort::parse(text).unwrap_err().to_string();
-            assert!(
-                e.contains(why) && e.contains("Expected HOST[:PORT]"),
-                "{text}: {e}"
-            );
+            assert!(e.contains(why) && e.contains("Expected HOST[:PORT]"), "{text}: {e}");
         }
     }
 }

@@ -35,9 +35,8 @@ impl Startup {
     /// Drives the connection until it has something to tell. Cancel safe.
     pub(crate) async fn event(&mut self) -> Event {
         loop {
-            if let Some(event) = self
-                .port
-                .startup_event(self.device.clock.now(), &self.device.table)
+            if let Some(event) =
+                self.port.startup_event(self.device.clock.now(), &self.device.table)
             {
                 return event;
             }
@@ -52,11 +51,9 @@ impl Startup {
         let runtime = self.device.runtime.clone();
         runtime.spawn(async move {
             loop {
-                while self
-                    .port
-                    .startup_event(self.device.clock.now(), &self.device.table)
-                    .is_some()
-                {}
+                while self.port.startup_event(self.device.clock.now(), &self.device.table).is_some()
+                {
+                }
                 if self.port.socket().is_none() || !self.wait().await {
                     return;
                 }

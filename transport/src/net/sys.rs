@@ -116,10 +116,7 @@ impl Gather {
                     }
                 }
             };
-            self.pieces.push(libc::iovec {
-                iov_base: base.cast_mut().cast(),
-                iov_len: len,
-            });
+            self.pieces.push(libc::iovec { iov_base: base.cast_mut().cast(), iov_len: len });
             offered += len;
             skip = 0;
         }
@@ -163,9 +160,7 @@ impl Gather {
 /// capacity stays.
 fn emptied<'b>(mut pins: Vec<Pin<'_>>) -> Vec<Pin<'b>> {
     pins.clear();
-    pins.into_iter()
-        .map(|_| unreachable!("the list is empty"))
-        .collect()
+    pins.into_iter().map(|_| unreachable!("the list is empty")).collect()
 }
 
 /// The socket in the runtime's epoll, until the result is dropped. Inside of the runtime only.
@@ -178,11 +173,7 @@ pub(crate) fn watch(socket: Arc<TcpStream>) -> io::Result<AsyncFd<Arc<TcpStream>
 /// Whether the socket has room again, in the kernel's sense: a good part of its buffer is free (or
 /// it has an error to tell). Does not wait.
 pub(crate) fn writable(socket: BorrowedFd<'_>) -> bool {
-    let mut entry = libc::pollfd {
-        fd: socket.as_raw_fd(),
-        events: libc::POLLOUT,
-        revents: 0,
-    };
+    let mut entry = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
     // SAFETY: one entry, ours, and a time-out of zero.
     let n = unsafe { libc::poll(ptr::from_mut(&mut entry), 1, 0) };
     n > 0

@@ -149,10 +149,8 @@ impl TcpPort {
         // While the kernel has little room, asking it is cheaper than building lists for a write
         // that moves a few octets.
         if self.blocked {
-            self.blocked = self
-                .socket
-                .as_ref()
-                .is_some_and(|socket| !sys::writable(socket.as_fd()));
+            self.blocked =
+                self.socket.as_ref().is_some_and(|socket| !sys::writable(socket.as_fd()));
         }
         while !self.blocked && budget > 0 && self.socket.is_some() {
             if self.unwritten == 0 && !self.fill(now, table) {
@@ -184,9 +182,7 @@ impl TcpPort {
     fn write(&mut self, now: Instant, table: &Table) -> usize {
         let Some(socket) = &self.socket else { return 0 };
         let scope = self.conn.config().scope;
-        let sent = self
-            .gather
-            .send(socket, &self.tx, self.at, |sge| table.pin_read(scope, sge));
+        let sent = self.gather.send(socket, &self.tx, self.at, |sge| table.pin_read(scope, sge));
         match sent {
             Ok((n, offered)) => {
                 self.at.advance(&self.tx, n);
@@ -304,14 +300,7 @@ impl TcpPort {
 
     /// A turn of a start-up, and the event that it may have brought.
     pub(crate) fn startup_event(&mut self, now: Instant, table: &Table) -> Option<Event> {
-        self.turn(
-            now,
-            table,
-            Budget {
-                read: RX_FIRST,
-                write: CHUNK,
-            },
-        );
+        self.turn(now, table, Budget { read: RX_FIRST, write: CHUNK });
         self.conn.poll_event()
     }
 }
@@ -329,9 +318,7 @@ impl std::fmt::Debug for TcpPort {
 /// The segment size TCP uses now, options subtracted.
 fn mss(socket: &TcpStream) -> usize {
     // The least that IPv4 allows stands in where the system does not tell.
-    SockRef::from(socket)
-        .tcp_mss()
-        .map_or(536, |mss| mss as usize)
+    SockRef::from(socket).tcp_mss().map_or(536, |mss| mss as usize)
 }
 
 /// Received octets: what is not used up yet, and room behind it. Grows while reads fill it.
@@ -344,12 +331,7 @@ struct RxBuffer {
 
 impl RxBuffer {
     fn new(max: usize) -> Self {
-        Self {
-            octets: Vec::new(),
-            start: 0,
-            end: 0,
-            max,
-        }
+        Self { octets: Vec::new(), start: 0, end: 0, max }
     }
 
     /// What is to be used up.
