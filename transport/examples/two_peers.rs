@@ -20,17 +20,9 @@ async fn serve(device: &Device, listener: userdma::Listener) -> Result<()> {
     let memory = pd.register(Region::alloc(64 << 10)?, rights)?;
 
     let request = listener.accept().await?;
-    println!(
-        "{} says {:?}",
-        request.peer_addr(),
-        String::from_utf8_lossy(request.private_data())
-    );
+    println!("{} says {:?}", request.peer_addr(), String::from_utf8_lossy(request.private_data()));
     let place = memory.remote(0);
-    let offer = [
-        place.addr.to_be_bytes().as_slice(),
-        &place.rkey.0.to_be_bytes(),
-    ]
-    .concat();
+    let offer = [place.addr.to_be_bytes().as_slice(), &place.rkey.0.to_be_bytes()].concat();
     let qp = request.accept(&pd, QpInit::new(&cq), &offer).await?;
 
     let (message, received) = qp.recv_lent(vec![0; 64]).await;
@@ -48,9 +40,7 @@ async fn connect(device: &Device, peer: &str) -> Result<()> {
     let (pd, cq) = (device.alloc_pd()?, device.create_cq(64)?);
     let memory = pd.register(Region::alloc(4096)?, Access::LOCAL_WRITE)?;
 
-    let qp = device
-        .connect(peer, &pd, QpInit::new(&cq), b"two_peers")
-        .await?;
+    let qp = device.connect(peer, &pd, QpInit::new(&cq), b"two_peers").await?;
     let offer = qp.private_data();
     let (addr, rkey) = offer.split_at(8);
     let number = |octets: &[u8]| octets.iter().fold(0, |n, &o| n << 8 | u64::from(o));

@@ -42,9 +42,9 @@ pub struct Device {
     shared: Arc<DeviceShared>,
 }
 
-/// Everything that may be set about a device before it opens.
+/// Everything that may be set about a device before it opens:
+/// `DeviceOptions { spin: Duration::ZERO, ..Default::default() }.open("tcp://[::1]")`.
 #[derive(Debug, Clone)]
-#[non_exhaustive]
 pub struct DeviceOptions {
     /// The runtime for the device's tasks; `None`: that of the caller of [`DeviceOptions::open`].
     pub runtime: Option<Handle>,
