@@ -79,40 +79,6 @@ impl Pd {
     /// A queue pair in state Init: receives may be posted before it is connected or accepted.
     pub fn create_qp(&self, init: QpInit) -> Result<Qp> { todo!() }
 }
-/// Memory to register.
-pub struct Region(());
-impl Region {
-    /// zeroed, page aligned
-    pub fn alloc(len: usize) -> Result<Self> { todo!() }
-    /// takes the buffer over
-    pub fn from_vec(v: Vec<u8>) -> Self { todo!() }
-}
-/// A registered region. Cheap to clone; the last clone's drop deregisters.
-#[derive(Clone)] pub struct Mr(());
-impl Mr {
-    pub fn len(&self) -> usize { todo!() }
-    pub fn lkey(&self) -> LKey { todo!() }
-    pub fn rkey(&self) -> RKey { todo!() }
-    /// address of its first octet in work requests (0 for owned regions, the pointer for foreign ones)
-    pub fn addr(&self) -> u64 { todo!() }
-    /// a piece for a work request; offsets from the start of the region. Panics if out of range
-    pub fn slice(&self, range: Range<usize>) -> Sge { todo!() }
-    /// the place at `offset`, to be told to a peer
-    pub fn remote(&self, offset: usize) -> RemoteAddr { todo!() }
-    pub fn read_at(&self, offset: usize, out: &mut [u8]) -> Result<()> { todo!() }
-    pub fn write_at(&self, offset: usize, data: &[u8]) -> Result<()> { todo!() }
-    /// offset multiple of 8
-    pub fn load_u64(&self, offset: usize, order: Ordering) -> u64 { todo!() }
-    pub fn store_u64(&self, offset: usize, v: u64, order: Ordering) { todo!() }
-    pub fn load_u8(&self, offset: usize, order: Ordering) -> u8 { todo!() }
-    /// revoke: after it returns no octet of the region is touched. Every clone is dead then.
-    pub fn deregister(&self) { todo!() }
-    /// fresh keys for the same region (after an invalidate)
-    pub fn rearm(&self) -> Result<()> { todo!() }
-    /// whether its key is still valid
-    pub fn is_valid(&self) -> bool { todo!() }
-}
-
 /// Completion queue. Cheap to clone.
 #[derive(Clone)] pub struct Cq(());
 impl Cq {

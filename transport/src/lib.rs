@@ -1,6 +1,8 @@
 //! RDMA verbs in user space (skeleton of the API).
 pub mod api;
+pub mod mr;
 pub use api::*;
+pub use mr::{Mr, Region, RegisterError};
 pub use userdma_proto as proto;
 pub use userdma_proto::verbs::{
     Access, Imm, Payload, PostError, QpState, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus,
