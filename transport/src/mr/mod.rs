@@ -392,6 +392,15 @@ mod tests {
     use std::{panic::catch_unwind, sync::atomic::AtomicBool, thread};
     use userdma_proto::mem::{Memory, Scope};
 
+    /// Ends the threads that look at the flag, also where an assertion fails.
+    pub(super) struct StopOnDrop<'a>(pub(super) &'a AtomicBool);
+
+    impl Drop for StopOnDrop<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
     fn register(region: Region) -> (Arc<Table>, Scope, Mr) {
         let table = Table::new();
         let pd = table.alloc_pd();

@@ -258,10 +258,13 @@ impl<'a> Words<'a> {
                     at += 1;
                 }
             }
-            let words = self.words(at, (stop - at) / WORD);
-            // SAFETY: the octets of these words go behind what was put so far, within `len`.
-            unsafe { load_words(words, out.wrapping_add(at - off)) };
-            at += words.len() * WORD;
+            let count = (stop - at) / WORD;
+            if count != 0 {
+                let words = self.words(at, count);
+                // SAFETY: the octets of these words go behind what was put so far, within `len`.
+                unsafe { load_words(words, out.wrapping_add(at - off)) };
+                at += count * WORD;
+            }
             if at < stop {
                 let word = self.word(at).load(Ordering::Relaxed).to_ne_bytes();
                 for octet in &word[..stop - at] {
@@ -674,6 +677,7 @@ fn first_unmapped(_: *mut u8, _: usize) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mr::tests::StopOnDrop;
     use proptest::prelude::*;
     use std::sync::atomic::AtomicBool;
     use userdma_proto::{
@@ -924,6 +928,7 @@ mod tests {
                     }
                 });
                 started.wait();
+                let _stop = StopOnDrop(stop);
                 for _ in 0..round * 1000 {
                     std::hint::spin_loop();
                 }
@@ -933,7 +938,6 @@ mod tests {
                     std::thread::yield_now();
                     assert!(before == memory.octets(), "memory changed after deregister");
                 }
-                stop.store(true, Ordering::Relaxed);
             });
         }
     }
@@ -1003,6 +1007,7 @@ mod tests {
                     table.write_remote(scope, mr.rkey(), addr, piece).unwrap();
                 }
             });
+            let stop = StopOnDrop(&stop);
             let (mut out, mut mixed) = (Vec::new(), 0);
             for _ in 0..4000 {
                 out.clear();
@@ -1015,7 +1020,7 @@ mod tests {
                 }
                 mixed += usize::from(inner.first() != inner.last());
             }
-            stop.store(true, Ordering::Relaxed);
+            drop(stop);
             // On one core alone the threads may never meet; nothing is shown then.
             println!("{mixed} of 4000 snapshots were taken amid a store");
         });
