@@ -829,7 +829,7 @@ mod tests {
                         let got = table.atomic(scope, mr.rkey(), base + at as u64, op);
                         if at + 8 > len {
                             prop_assert_eq!(got, Err(AccessError::Bounds));
-                        } else if (base as usize + at) % 8 != 0 {
+                        } else if !(base as usize + at).is_multiple_of(8) {
                             prop_assert_eq!(got, Err(AccessError::Alignment));
                         } else {
                             let word: &mut [u8; 8] = (&mut model[at..at + 8]).try_into().unwrap();
