@@ -38,9 +38,7 @@ fn shared(path: &str) -> Option<PathBuf> {
 ",
         file.display()
     );
-    std::io::stderr()
-        .write_all(line.as_bytes())
-        .expect("stderr takes a line");
+    std::io::stderr().write_all(line.as_bytes()).expect("stderr takes a line");
     None
 }
 
@@ -72,12 +70,7 @@ fn crc32c_vectors() {
         assert_eq!(crc32c(&input).to_le_bytes(), *wire, "{}", v["name"]);
         let mut crc = Crc32c::new();
         input.chunks(5).for_each(|piece| crc.update(piece));
-        assert_eq!(
-            crc.finish().to_le_bytes(),
-            *wire,
-            "{}, in pieces",
-            v["name"]
-        );
+        assert_eq!(crc.finish().to_le_bytes(), *wire, "{}, in pieces", v["name"]);
     }
 }
 
@@ -109,10 +102,7 @@ fn fpdu_vectors() {
         if v["ulpdu"].is_string() {
             assert_eq!(found, unhex(&v["ulpdu"]), "{name}");
         }
-        assert!(
-            Segment::parse(&found).is_ok_and(|s| s.ddp_version() == 1),
-            "{name}"
-        );
+        assert!(Segment::parse(&found).is_ok_and(|s| s.ddp_version() == 1), "{name}");
 
         let mut again = Vec::new();
         if markers {
@@ -139,15 +129,9 @@ fn made(ulpdu: &[u8]) -> Vec<u8> {
 fn startup_vectors() {
     for v in vectors("mpa_startup", 4).unwrap_or_default() {
         let (name, frame) = (v["name"].as_str().expect("a name"), unhex(&v["frame"]));
-        let (start, used) = Start::parse(&frame)
-            .expect("a frame")
-            .expect("a whole frame");
+        let (start, used) = Start::parse(&frame).expect("a frame").expect("a whole frame");
         assert_eq!(used, frame.len(), "{name}");
-        assert_eq!(
-            start.kind == StartKind::Request,
-            name.starts_with("Req"),
-            "{name}"
-        );
+        assert_eq!(start.kind == StartKind::Request, name.starts_with("Req"), "{name}");
         let mut out = Vec::new();
         start.emit(&mut out);
         assert_eq!(out, frame, "{name}");
@@ -170,15 +154,7 @@ fn kernel_captures() -> Vec<(String, Value)> {
     files.sort();
     files
         .iter()
-        .map(|file| {
-            (
-                file.file_name()
-                    .unwrap_or_default()
-                    .to_string_lossy()
-                    .into(),
-                json(file),
-            )
-        })
+        .map(|file| (file.file_name().unwrap_or_default().to_string_lossy().into(), json(file)))
         .collect()
 }
 
@@ -187,11 +163,7 @@ fn terminates_of_linux_siw() {
     let captures = kernel_captures();
     let mut seen = 0;
     for (name, capture) in &captures {
-        for t in capture["iwarp"]["terminates"]
-            .as_array()
-            .into_iter()
-            .flatten()
-        {
+        for t in capture["iwarp"]["terminates"].as_array().into_iter().flatten() {
             let payload = unhex(&t["body"]);
             let terminate = Terminate::parse(&payload).unwrap_or_else(|e| panic!("{name}: {e}"));
             let means = &t["as_siw_means"];
@@ -199,21 +171,9 @@ fn terminates_of_linux_siw() {
             assert_eq!(u64::from(terminate.code.layer.0), number("layer"), "{name}");
             assert_eq!(u64::from(terminate.code.etype), number("etype"), "{name}");
             assert_eq!(u64::from(terminate.code.code), number("code"), "{name}");
-            assert_eq!(
-                u64::from(terminate.ddp_segment_len.is_some()),
-                number("M"),
-                "{name}"
-            );
-            assert_eq!(
-                u64::from(terminate.ddp_header.is_some()),
-                number("D"),
-                "{name}"
-            );
-            assert_eq!(
-                u64::from(terminate.read_request.is_some()),
-                number("R"),
-                "{name}"
-            );
+            assert_eq!(u64::from(terminate.ddp_segment_len.is_some()), number("M"), "{name}");
+            assert_eq!(u64::from(terminate.ddp_header.is_some()), number("D"), "{name}");
+            assert_eq!(u64::from(terminate.read_request.is_some()), number("R"), "{name}");
             let mut out = Vec::new();
             terminate.emit(&mut out);
             assert_eq!(out, payload, "{name}");
@@ -229,26 +189,16 @@ fn startup_frames_of_linux_siw() {
     let captures = kernel_captures();
     let mut seen = 0;
     for (name, capture) in &captures {
-        for m in capture["iwarp"]["mpa_frames"]
-            .as_array()
-            .into_iter()
-            .flatten()
-        {
+        for m in capture["iwarp"]["mpa_frames"].as_array().into_iter().flatten() {
             let number = |field: &str| m[field].as_u64().unwrap_or(0);
             // Octets from the fields that another decoder found.
             let private_data = unhex(&m["private_data"]);
             let mut frame = Vec::new();
-            let key = if m["frame"] == "Req" {
-                StartKind::Request
-            } else {
-                StartKind::Reply
-            };
+            let key = if m["frame"] == "Req" { StartKind::Request } else { StartKind::Reply };
             frame.extend_from_slice(key.key());
             let flags = [("M", 7), ("C", 6), ("R", 5), ("S", 4)]
                 .iter()
-                .fold(number("rest_flags"), |acc, (field, bit)| {
-                    acc | number(field) << bit
-                });
+                .fold(number("rest_flags"), |acc, (field, bit)| acc | number(field) << bit);
             frame.extend([flags as u8, number("rev") as u8]);
             frame.extend((number("pd_length") as u16).to_be_bytes());
             let enhanced = number("S") == 1 && number("rev") == 2;
@@ -267,10 +217,7 @@ fn startup_frames_of_linux_siw() {
             assert_eq!(start.private_data, private_data, "{name}");
             assert_eq!(start.enhanced.is_some(), enhanced, "{name}");
             if let Some(e) = start.enhanced {
-                assert_eq!(
-                    (u64::from(e.ird), u64::from(e.ord)),
-                    (number("IRD"), number("ORD"))
-                );
+                assert_eq!((u64::from(e.ird), u64::from(e.ord)), (number("IRD"), number("ORD")));
                 assert_eq!(u64::from(e.peer_to_peer), number("A"), "{name}");
                 assert_eq!(u64::from(e.rtr_send), number("B"), "{name}");
                 assert_eq!(u64::from(e.rtr_write), number("C_write_rtr"), "{name}");
@@ -288,10 +235,7 @@ fn startup_frames_of_linux_siw() {
 #[test]
 fn segments_of_a_terminate_go_to_its_queue() {
     for v in vectors("mpa_fpdu", 16).unwrap_or_default() {
-        if !v["name"]
-            .as_str()
-            .is_some_and(|name| name.contains("Terminate"))
-        {
+        if !v["name"].as_str().is_some_and(|name| name.contains("Terminate")) {
             continue;
         }
         let ulpdu = unhex(&v["ulpdu"]);

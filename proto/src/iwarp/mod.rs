@@ -15,10 +15,15 @@
 //! ```
 
 mod connection;
+mod receive;
+mod send;
+mod startup;
 mod transmit;
+mod types;
 
-pub use connection::{
-    CloseReason, Completion, Config, Connection, Established, Event, MpaOptions, Request, Role,
-    RtrKinds, Shutdown, StartupError, Stats,
-};
+pub use connection::Connection;
 pub use transmit::{Part, Transmit};
+pub use types::{
+    CloseReason, Completion, Config, Established, Event, MpaOptions, Request, Role, RtrKinds,
+    Shutdown, StartupError, Stats,
+};

@@ -154,20 +154,14 @@ mod tests {
     fn published_examples() {
         for &(name, input, wire) in EXAMPLES {
             assert_eq!(crc32c(input).to_le_bytes(), wire, "{name}");
-            assert_eq!(
-                (!tables::update(u32::MAX, input)).to_le_bytes(),
-                wire,
-                "{name}, tables"
-            );
+            assert_eq!((!tables::update(u32::MAX, input)).to_le_bytes(), wire, "{name}, tables");
         }
     }
 
     /// The definition, bit by bit.
     fn by_definition(data: &[u8]) -> u32 {
         !data.iter().fold(u32::MAX, |register, &octet| {
-            (0..8).fold(register ^ u32::from(octet), |r, _| {
-                (r >> 1) ^ (0x82f6_3b78 * (r & 1))
-            })
+            (0..8).fold(register ^ u32::from(octet), |r, _| (r >> 1) ^ (0x82f6_3b78 * (r & 1)))
         })
     }
 
@@ -177,11 +171,7 @@ mod tests {
         for len in 0..data.len() {
             let want = by_definition(&data[..len]);
             assert_eq!(crc32c(&data[..len]), want, "{len} octets");
-            assert_eq!(
-                !tables::update(u32::MAX, &data[..len]),
-                want,
-                "{len} octets, tables"
-            );
+            assert_eq!(!tables::update(u32::MAX, &data[..len]), want, "{len} octets, tables");
         }
     }
 

@@ -43,13 +43,7 @@ unsafe extern "C" {
 
 #[unsafe(no_mangle)]
 extern "C" fn main(_argc: i32, _argv: *const *const u8) -> i32 {
-    let checks = [
-        check_crc(),
-        check_start(),
-        check_fpdu(true),
-        check_fpdu(false),
-        check_term(),
-    ];
+    let checks = [check_crc(), check_start(), check_fpdu(true), check_fpdu(false), check_term()];
     match checks.iter().position(|&good| !good) {
         Some(failed) => failed as i32 + 1,
         None => 0,
@@ -113,10 +107,8 @@ impl Bump {
 unsafe impl Sync for Bump {}
 
 #[global_allocator]
-static ALLOCATOR: Bump = Bump {
-    arena: UnsafeCell::new([0; Bump::SIZE]),
-    used: AtomicUsize::new(0),
-};
+static ALLOCATOR: Bump =
+    Bump { arena: UnsafeCell::new([0; Bump::SIZE]), used: AtomicUsize::new(0) };
 
 // SAFETY: every piece lies within the arena, is aligned, and overlaps no other one, because `used`
 // only grows and each piece is taken from what it grew by.

@@ -290,21 +290,12 @@ mod tests {
         let header = TaggedHeader::new(Opcode::WRITE, true, Stag(0x1122_3344), 0x1000);
         assert_eq!(header.as_bytes(), &ulpdu[..14]);
         let segment = Segment::parse(&ulpdu).unwrap();
-        let Segment::Tagged {
-            header: found,
-            payload,
-        } = segment
-        else {
-            panic!("{segment:?}")
-        };
+        let Segment::Tagged { header: found, payload } = segment else { panic!("{segment:?}") };
         assert_eq!((*found, payload), (header, &hex!("deadbeef")[..]));
         assert_eq!((found.stag(), found.to.get()), (Stag(0x1122_3344), 0x1000));
         assert_eq!((segment.opcode(), segment.last()), (Opcode::WRITE, true));
         assert_eq!((segment.ddp_version(), segment.rdmap_version()), (1, 1));
-        assert_eq!(
-            (segment.header_bytes(), segment.payload()),
-            ulpdu.split_at(14)
-        );
+        assert_eq!((segment.header_bytes(), segment.payload()), ulpdu.split_at(14));
     }
 
     #[test]
@@ -314,32 +305,18 @@ mod tests {
         let header = UntaggedHeader::new(Opcode::SEND_INV, true, QN_SEND, Msn(2), 0, Stag(0xabcd));
         assert_eq!(header.as_bytes(), &ulpdu[..18]);
         let segment = Segment::parse(&ulpdu).unwrap();
-        let Segment::Untagged {
-            header: found,
-            payload,
-        } = segment
-        else {
-            panic!("{segment:?}")
-        };
+        let Segment::Untagged { header: found, payload } = segment else { panic!("{segment:?}") };
         assert_eq!((*found, payload), (header, &b"x"[..]));
-        assert_eq!(
-            (found.invalidate_stag(), found.msn()),
-            (Stag(0xabcd), Msn(2))
-        );
+        assert_eq!((found.invalidate_stag(), found.msn()), (Stag(0xabcd), Msn(2)));
         assert_eq!((segment.control(), segment.rdmap_control()), (0x41, 0x44));
-        assert_eq!(
-            (segment.header_bytes(), segment.payload()),
-            ulpdu.split_at(18)
-        );
+        assert_eq!((segment.header_bytes(), segment.payload()), ulpdu.split_at(18));
     }
 
     #[test]
     fn a_middle_segment() {
         let ulpdu = hex!("0143 00000000 00000000 00000007 00000400");
         let segment = Segment::parse(&ulpdu).unwrap();
-        let Segment::Untagged { header, payload } = segment else {
-            panic!("{segment:?}")
-        };
+        let Segment::Untagged { header, payload } = segment else { panic!("{segment:?}") };
         assert!(!segment.last() && !header.last() && payload.is_empty());
         assert_eq!(header.mo.get(), 1024);
         let made = UntaggedHeader::new(Opcode::SEND, false, QN_SEND, Msn(7), 1024, Stag(0));
@@ -357,10 +334,7 @@ mod tests {
             assert!(Segment::parse(&ulpdu[..need]).unwrap().payload().is_empty());
         }
         let error = Segment::parse(&[]).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "DDP: at offset 0: 14 octets needed, 0 found"
-        );
+        assert_eq!(error.to_string(), "DDP: at offset 0: 14 octets needed, 0 found");
     }
 
     #[test]

@@ -168,13 +168,7 @@ impl<'a> Start<'a> {
             Some((&octets, data)) if is_enhanced => (Some(Enhanced::from_bytes(octets)), data),
             _ => (None, data),
         };
-        let frame = Self {
-            kind,
-            flags,
-            revision,
-            enhanced,
-            private_data,
-        };
+        let frame = Self { kind, flags, revision, enhanced, private_data };
         Ok(Some((frame, START_LEN + length)))
     }
 
@@ -184,16 +178,9 @@ impl<'a> Start<'a> {
     /// `private_data` and `enhanced` together take at most [`MAX_PRIVATE_DATA`] octets; what is
     /// beyond is not sent.
     pub fn emit(&self, out: &mut Vec<u8>) {
-        let taken = if self.enhanced.is_some() {
-            ENHANCED_LEN
-        } else {
-            0
-        };
+        let taken = if self.enhanced.is_some() { ENHANCED_LEN } else { 0 };
         let room = MAX_PRIVATE_DATA - taken;
-        debug_assert!(
-            self.private_data.len() <= room,
-            "private data beyond {room} octets"
-        );
+        debug_assert!(self.private_data.len() <= room, "private data beyond {room} octets");
         let data = &self.private_data[..self.private_data.len().min(room)];
         let mut flags = self.flags;
         if self.enhanced.is_some() || self.revision >= 2 {
@@ -219,13 +206,7 @@ fn match_key(input: &[u8]) -> Result<Option<StartKind>, Error> {
     let good = request.max(reply);
     if good < head.len() {
         let expected = "\"MPA ID Req Frame\" or \"MPA ID Rep Frame\"";
-        return Err(Error::field(
-            Layer::MpaStart,
-            good,
-            "Key",
-            head[good].into(),
-            expected,
-        ));
+        return Err(Error::field(Layer::MpaStart, good, "Key", head[good].into(), expected));
     }
     Ok(match good {
         16 if request == 16 => Some(StartKind::Request),
@@ -249,9 +230,7 @@ pub fn legacy_ird_ord(private_data: &[u8]) -> Option<(u32, u32)> {
     let big = (u32::from_be_bytes(ird), u32::from_be_bytes(ord));
     let little = (u32::from_le_bytes(ird), u32::from_le_bytes(ord));
     let plausible = |&(ird, ord): &(u32, u32)| ird.max(ord) <= u32::from(NO_NEGOTIATION);
-    Some(big)
-        .filter(plausible)
-        .or(Some(little).filter(plausible))
+    Some(big).filter(plausible).or(Some(little).filter(plausible))
 }
 
 #[cfg(test)]
@@ -263,35 +242,17 @@ mod tests {
     use std::{string::ToString, vec};
 
     fn start(kind: StartKind, flags: StartFlags, revision: u8) -> Start<'static> {
-        Start {
-            kind,
-            flags,
-            revision,
-            enhanced: None,
-            private_data: &[],
-        }
+        Start { kind, flags, revision, enhanced: None, private_data: &[] }
     }
 
     /// Frames and what they say: RFC 5044 and RFC 6581 spelled out by hand, and Linux siw's.
     fn examples() -> Vec<(&'static [u8], Start<'static>)> {
         use StartFlags as F;
         use StartKind::{Reply, Request};
-        let rtr = Enhanced {
-            ird: 4,
-            ord: 4,
-            peer_to_peer: true,
-            ..Enhanced::default()
-        };
-        let siw = Enhanced {
-            ird: 8,
-            ord: 8,
-            ..Enhanced::default()
-        };
+        let rtr = Enhanced { ird: 4, ord: 4, peer_to_peer: true, ..Enhanced::default() };
+        let siw = Enhanced { ird: 8, ord: 8, ..Enhanced::default() };
         vec![
-            (
-                &hex!("4d504120494420526571204672616d65 40 01 0000"),
-                start(Request, F::CRC, 1),
-            ),
+            (&hex!("4d504120494420526571204672616d65 40 01 0000"), start(Request, F::CRC, 1)),
             (
                 &hex!("4d504120494420526570204672616d65 60 01 0000"),
                 start(Reply, F::CRC | F::REJECT, 1),
@@ -299,31 +260,21 @@ mod tests {
             (
                 &hex!("4d504120494420526571204672616d65 50 02 0004 8004c004"),
                 Start {
-                    enhanced: Some(Enhanced {
-                        rtr_write: true,
-                        rtr_read: true,
-                        ..rtr
-                    }),
+                    enhanced: Some(Enhanced { rtr_write: true, rtr_read: true, ..rtr }),
                     ..start(Request, F::CRC | F::ENHANCED, 2)
                 },
             ),
             (
                 &hex!("4d504120494420526570204672616d65 50 02 0004 80044004"),
                 Start {
-                    enhanced: Some(Enhanced {
-                        rtr_read: true,
-                        ..rtr
-                    }),
+                    enhanced: Some(Enhanced { rtr_read: true, ..rtr }),
                     ..start(Reply, F::CRC | F::ENHANCED, 2)
                 },
             ),
             // siw: no CRC, depths 8 and 8; its reply carries private data.
             (
                 &hex!("4d504120494420526571204672616d65 10 02 0004 00080008"),
-                Start {
-                    enhanced: Some(siw),
-                    ..start(Request, F::ENHANCED, 2)
-                },
+                Start { enhanced: Some(siw), ..start(Request, F::ENHANCED, 2) },
             ),
             (
                 &hex!(
@@ -339,10 +290,7 @@ mod tests {
             // siw with try_gso uses a reserved bit.
             (
                 &hex!("4d504120494420526571204672616d65 18 02 0004 00080008"),
-                Start {
-                    enhanced: Some(siw),
-                    ..start(Request, F::ENHANCED | F::GSO_EXP, 2)
-                },
+                Start { enhanced: Some(siw), ..start(Request, F::ENHANCED | F::GSO_EXP, 2) },
             ),
             // S before revision 2 means nothing: all octets are the program's.
             (
@@ -391,11 +339,7 @@ mod tests {
             bad[wrong] ^= 0x20;
             for len in wrong + 1..bad.len() {
                 let error = Start::parse(&bad[..len]).unwrap_err();
-                assert_eq!(
-                    (error.layer, error.offset),
-                    (Layer::MpaStart, wrong),
-                    "{len} octets"
-                );
+                assert_eq!((error.layer, error.offset), (Layer::MpaStart, wrong), "{len} octets");
             }
         }
         let error = Start::parse(b"MPA ID Rex").unwrap_err();
@@ -410,12 +354,7 @@ mod tests {
     fn a_key_does_not_change_its_mind() {
         // "Req" commits to the request's key, and its rest is the reply's as well.
         assert_eq!(Start::parse(b"MPA ID Req Frame"), Ok(None));
-        assert_eq!(
-            Start::parse(b"HTTP/1.1 400 Bad Request")
-                .unwrap_err()
-                .offset,
-            0
-        );
+        assert_eq!(Start::parse(b"HTTP/1.1 400 Bad Request").unwrap_err().offset, 0);
     }
 
     fn with_length(flags: u8, revision: u8, length: u16) -> Vec<u8> {
@@ -433,10 +372,7 @@ mod tests {
         assert_eq!((start.private_data.len(), used), (512, 532));
         // The header alone tells that the frame is bad.
         let error = Start::parse(&with_length(0x40, 1, 513)).unwrap_err();
-        assert_eq!(
-            error,
-            Error::field(Layer::MpaStart, 18, "PD_Length", 513, "at most 512")
-        );
+        assert_eq!(error, Error::field(Layer::MpaStart, 18, "PD_Length", 513, "at most 512"));
     }
 
     #[test]
@@ -463,10 +399,7 @@ mod tests {
         let (start, _) = Start::parse(&frame).unwrap().unwrap();
         let enhanced = start.enhanced.unwrap();
         assert_eq!((start.revision, start.private_data), (3, &[0xaa][..]));
-        assert_eq!(
-            (enhanced.ird, enhanced.ord),
-            (NO_NEGOTIATION, NO_NEGOTIATION)
-        );
+        assert_eq!((enhanced.ird, enhanced.ord), (NO_NEGOTIATION, NO_NEGOTIATION));
         assert!(enhanced.peer_to_peer && enhanced.rtr_send && enhanced.rtr_read);
         assert!(!enhanced.rtr_write);
     }
@@ -475,10 +408,7 @@ mod tests {
     fn legacy_depths_in_either_byte_order() {
         assert_eq!(legacy_ird_ord(&hex!("00000020 00000001")), Some((32, 1)));
         assert_eq!(legacy_ird_ord(&hex!("20000000 01000000")), Some((32, 1)));
-        assert_eq!(
-            legacy_ird_ord(&hex!("00003fff 00000000")),
-            Some((0x3fff, 0))
-        );
+        assert_eq!(legacy_ird_ord(&hex!("00003fff 00000000")), Some((0x3fff, 0)));
         assert_eq!(legacy_ird_ord(&[0; 8]), Some((0, 0)));
         // One number in each order, too large, or not 8 octets.
         assert_eq!(legacy_ird_ord(&hex!("00000020 01000000")), None);

@@ -89,10 +89,7 @@ impl Opcode {
 
     /// Whether this is one of the four Sends (not an Immediate).
     pub const fn is_send(self) -> bool {
-        matches!(
-            self,
-            Self::SEND | Self::SEND_INV | Self::SEND_SE | Self::SEND_SE_INV
-        )
+        matches!(self, Self::SEND | Self::SEND_INV | Self::SEND_SE | Self::SEND_SE_INV)
     }
 
     /// Whether the message revokes a key of the receiver.
@@ -143,9 +140,7 @@ macro_rules! header {
             /// Truncated, of layer RDMAP, if `payload` is too short.
             pub fn parse(payload: &[u8]) -> Result<&Self, Error> {
                 let short = Error::truncated(Layer::Rdmap, 0, Self::LEN, payload.len());
-                Self::ref_from_prefix(payload)
-                    .map(|(header, _)| header)
-                    .map_err(|_| short)
+                Self::ref_from_prefix(payload).map(|(header, _)| header).map_err(|_| short)
             }
         }
     };
@@ -353,30 +348,19 @@ mod tests {
         );
         let request = AtomicRequest::parse(&payload).unwrap();
         assert_eq!(request.operation(), AtomicOpcode::CMP_SWAP);
-        assert_eq!(
-            (request.add_swap_data.get(), request.add_swap_mask.get()),
-            (4, 5)
-        );
-        assert_eq!(
-            (request.compare_data.get(), request.compare_mask.get()),
-            (6, 7)
-        );
+        assert_eq!((request.add_swap_data.get(), request.add_swap_mask.get()), (4, 5));
+        assert_eq!((request.compare_data.get(), request.compare_mask.get()), (6, 7));
         assert_eq!(request.as_bytes(), payload);
     }
 
     #[test]
     fn atomic_response_and_immediate_examples() {
         let payload = hex!("00000007 000000000000002a");
-        let response = AtomicResponse {
-            request_id: 7.into(),
-            original: 42.into(),
-        };
+        let response = AtomicResponse { request_id: 7.into(), original: 42.into() };
         assert_eq!(response.as_bytes(), payload);
         assert_eq!(AtomicResponse::parse(&payload), Ok(&response));
         let payload = hex!("1122334455667788");
-        let immediate = Immediate {
-            data: 0x1122_3344_5566_7788.into(),
-        };
+        let immediate = Immediate { data: 0x1122_3344_5566_7788.into() };
         assert_eq!(immediate.as_bytes(), payload);
         assert_eq!(Immediate::parse(&payload), Ok(&immediate));
     }
@@ -399,10 +383,7 @@ mod tests {
             assert_eq!(AtomicRequest::parse(payload).map(|_| ()), short(52));
         }
         let error = ReadRequest::parse(&payload[..3]).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "RDMAP: at offset 0: 28 octets needed, 3 found"
-        );
+        assert_eq!(error.to_string(), "RDMAP: at offset 0: 28 octets needed, 3 found");
     }
 
     #[test]
@@ -424,10 +405,7 @@ mod tests {
 
     #[test]
     fn unknown_codes_print_as_hex() {
-        assert_eq!(
-            format!("{} {:?}", Opcode::SEND_SE_INV, Opcode(13)),
-            "SEND_SE_INV Opcode(0xd)"
-        );
+        assert_eq!(format!("{} {:?}", Opcode::SEND_SE_INV, Opcode(13)), "SEND_SE_INV Opcode(0xd)");
         assert_eq!(
             format!("{} {:?}", AtomicOpcode::CMP_SWAP, AtomicOpcode(1)),
             "CMP_SWAP AtomicOpcode(0x1)"

@@ -222,11 +222,7 @@ impl TermCode {
 
     /// The code that siw means by the same two octets: layer and type exchanged.
     const fn swapped(self) -> Self {
-        Self {
-            layer: TermLayer(self.etype),
-            etype: self.layer.0,
-            code: self.code,
-        }
+        Self { layer: TermLayer(self.etype), etype: self.layer.0, code: self.code }
     }
 
     /// Whether RFC 5040 Figure 10 has the DDP header of the offending segment copied.
@@ -276,10 +272,7 @@ impl HeaderCopy {
         let len = header_len(*octets.first()?);
         let mut copy = [0; UntaggedHeader::LEN];
         copy[..len].copy_from_slice(octets.get(..len)?);
-        Some(Self {
-            octets: copy,
-            len: len as u8,
-        })
+        Some(Self { octets: copy, len: len as u8 })
     }
 
     /// The header in its fields; the payload is empty.
@@ -290,11 +283,7 @@ impl HeaderCopy {
 
 /// Length of the DDP header that begins with the octet `control`.
 const fn header_len(control: u8) -> usize {
-    if control & TAGGED != 0 {
-        TaggedHeader::LEN
-    } else {
-        UntaggedHeader::LEN
-    }
+    if control & TAGGED != 0 { TaggedHeader::LEN } else { UntaggedHeader::LEN }
 }
 
 impl Deref for HeaderCopy {
@@ -331,13 +320,7 @@ pub struct Terminate {
 impl Terminate {
     /// A Terminate without copied headers.
     pub const fn new(code: TermCode) -> Self {
-        Self {
-            code,
-            ddp_segment_len: None,
-            ddp_header: None,
-            read_request: None,
-            swapped: false,
-        }
+        Self { code, ddp_segment_len: None, ddp_header: None, read_request: None, swapped: false }
     }
 
     /// With the length of the offending DDP segment in octets (header and payload) and a copy of
@@ -366,9 +349,7 @@ impl Terminate {
     /// The copied Read Request in its fields.
     pub fn read_request(&self) -> Option<&ReadRequest> {
         // The array has the header's length.
-        self.read_request
-            .as_ref()
-            .and_then(|octets| ReadRequest::ref_from_bytes(octets).ok())
+        self.read_request.as_ref().and_then(|octets| ReadRequest::ref_from_bytes(octets).ok())
     }
 
     /// The first two octets in RFC 5040's form (layer, type, code), as for
@@ -389,10 +370,8 @@ impl Terminate {
             self.ddp_header.is_some(),
             self.read_request.is_some(),
         ];
-        let header_control = bits
-            .iter()
-            .zip(set)
-            .fold(0, |acc, (bit, on)| if on { acc | bit } else { acc });
+        let header_control =
+            bits.iter().zip(set).fold(0, |acc, (bit, on)| if on { acc | bit } else { acc });
         out.extend_from_slice(&code.to_u16().to_be_bytes());
         out.extend_from_slice(&[header_control, 0]);
         if header_control != 0 {
@@ -425,10 +404,7 @@ impl Terminate {
     /// not whole. [`Terminate::parse_code`] still gives the code.
     pub fn parse(payload: &[u8]) -> Result<Self, Error> {
         let (mut terminate, bits) = Self::parse_control(payload)?;
-        let mut reader = Reader {
-            input: payload,
-            at: CONTROL_LEN,
-        };
+        let mut reader = Reader { input: payload, at: CONTROL_LEN };
         if bits.iter().any(|&set| set) {
             let length = u16::from_be_bytes(reader.array()?);
             terminate.ddp_segment_len = bits[0].then_some(length);
@@ -454,11 +430,7 @@ impl Terminate {
 
     /// The code, the form, and whether M, D and R are set.
     fn parse_control(payload: &[u8]) -> Result<(Self, [bool; 3]), Error> {
-        let [first, code, third, _] = Reader {
-            input: payload,
-            at: 0,
-        }
-        .array()?;
+        let [first, code, third, _] = Reader { input: payload, at: 0 }.array()?;
         let as_rfc = TermCode::from_u16(u16::from_be_bytes([first, code]));
         let in_rfc = [M, D, R].map(|bit| third & bit != 0);
         let in_siw = [SIW_M, SIW_D, SIW_R].map(|bit| third & bit != 0);
@@ -468,13 +440,7 @@ impl Terminate {
             (false, false) => !as_rfc.is_defined() && as_rfc.swapped().is_defined(),
         };
         let code = if swapped { as_rfc.swapped() } else { as_rfc };
-        Ok((
-            Self {
-                swapped,
-                ..Self::new(code)
-            },
-            if swapped { in_siw } else { in_rfc },
-        ))
+        Ok((Self { swapped, ..Self::new(code) }, if swapped { in_siw } else { in_rfc }))
     }
 }
 
@@ -491,22 +457,10 @@ impl fmt::Display for Terminate {
         write!(f, "{}", self.code)?;
         match self.ddp_header.as_ref().and_then(HeaderCopy::segment) {
             Some(segment @ Segment::Tagged { header, .. }) => {
-                write!(
-                    f,
-                    " ({} to {} at {:#x})",
-                    segment.opcode(),
-                    header.stag(),
-                    header.to
-                )
+                write!(f, " ({} to {} at {:#x})", segment.opcode(), header.stag(), header.to)
             }
             Some(segment @ Segment::Untagged { header, .. }) => {
-                write!(
-                    f,
-                    " ({}, message {} of queue {})",
-                    segment.opcode(),
-                    header.msn,
-                    header.qn
-                )
+                write!(f, " ({}, message {} of queue {})", segment.opcode(), header.msn, header.qn)
             }
             None => Ok(()),
         }
@@ -615,10 +569,7 @@ mod tests {
         }
         let read = Terminate::parse(SIW[2].0).unwrap();
         let request = read.read_request().unwrap();
-        assert_eq!(
-            (request.sink_stag.get(), request.size.get()),
-            (0x2505_a100, 100)
-        );
+        assert_eq!((request.sink_stag.get(), request.size.get()), (0x2505_a100, 100));
         assert_eq!(request.source_to.get(), 0x7fa6_2594_e000);
         assert_eq!(read.term_octets(), 0x0100);
     }
@@ -628,25 +579,16 @@ mod tests {
         // siw copies no header for errors of MPA; the code decides. RFC 5040 defines no code 2 of
         // a remote operation error.
         let terminate = Terminate::parse(&hex!("02020000")).unwrap();
-        assert_eq!(
-            (terminate.code, terminate.swapped),
-            (TermCode::MPA_CRC, true)
-        );
+        assert_eq!((terminate.code, terminate.swapped), (TermCode::MPA_CRC, true));
         assert_eq!(octets(&terminate), hex!("02020000"));
         // What RFC 5040 defines, and what neither does, is taken by its word.
-        let same = [
-            ("02050000", TermCode::RDMAP_INVALID_VERSION),
-            ("20020000", TermCode::MPA_CRC),
-        ];
+        let same = [("02050000", TermCode::RDMAP_INVALID_VERSION), ("20020000", TermCode::MPA_CRC)];
         for (payload, code) in same.map(|(p, c)| (u32::from_str_radix(p, 16).unwrap(), c)) {
             let terminate = Terminate::parse(&payload.to_be_bytes()).unwrap();
             assert_eq!((terminate.code, terminate.swapped), (code, false));
         }
         let terminate = Terminate::parse(&hex!("01770000")).unwrap();
-        assert_eq!(
-            (terminate.code, terminate.swapped),
-            (TermCode::from_u16(0x0177), false)
-        );
+        assert_eq!((terminate.code, terminate.swapped), (TermCode::from_u16(0x0177), false));
         // siw's way to say "the program closed": local catastrophic error, any code.
         assert!(!Terminate::parse(&hex!("00ff0000")).unwrap().swapped);
     }
@@ -658,18 +600,12 @@ mod tests {
         let terminate = Terminate::parse(&payload).unwrap();
         assert_eq!(terminate.code, TermCode::RDMAP_CANNOT_INVALIDATE);
         assert_eq!(terminate.read_request, None);
-        assert_eq!(
-            terminate.ddp_header.unwrap().segment().unwrap().opcode(),
-            Opcode::SEND_INV
-        );
+        assert_eq!(terminate.ddp_header.unwrap().segment().unwrap().opcode(), Opcode::SEND_INV);
         // In RFC 5040's form R means what it says.
         let payload = hex!("0109e000 0004 4144 00000099 00000000 00000003 00000000");
         let error = Terminate::parse(&payload).unwrap_err();
         assert_eq!(error, Error::truncated(Layer::Rdmap, 24, 28, 0));
-        assert_eq!(
-            Terminate::parse_code(&payload),
-            Ok(TermCode::RDMAP_CANNOT_INVALIDATE)
-        );
+        assert_eq!(Terminate::parse_code(&payload), Ok(TermCode::RDMAP_CANNOT_INVALIDATE));
     }
 
     #[test]
@@ -678,10 +614,7 @@ mod tests {
         assert_eq!(octets(&bare), hex!("01010000"));
         let write = hex!("c140 11223344 0000000000001000");
         let tagged = Terminate::new(TermCode::DDP_TAGGED_BOUNDS).with_segment(18, &write);
-        assert_eq!(
-            octets(&tagged),
-            hex!("1101c000 0012 c140 11223344 0000000000001000")
-        );
+        assert_eq!(octets(&tagged), hex!("1101c000 0012 c140 11223344 0000000000001000"));
         assert_eq!(tagged.term_octets(), 0x1101);
         let header = hex!("4141 00000000 00000001 00000001 00000000");
         let request = hex!("00000055 0000000000002000 00000040 00000066 0000000000003000");
@@ -701,9 +634,8 @@ mod tests {
         let header = hex!("4141 00000000 00000001 00000001 00000000");
         let request = ReadRequest::parse(&[7; 28]).unwrap();
         for &code in TermCode::ALL {
-            let terminate = Terminate::new(code)
-                .with_segment(46, &header)
-                .with_read_request(request);
+            let terminate =
+                Terminate::new(code).with_segment(46, &header).with_read_request(request);
             let (with_header, with_request) = match (code.layer, code.etype) {
                 (TermLayer::RDMAP, 1) => (true, true),
                 (TermLayer::RDMAP, 2) | (TermLayer::DDP, 1 | 2) => (true, false),
@@ -751,10 +683,7 @@ mod tests {
                 let error = cut.unwrap_err();
                 assert_eq!(error.layer, Layer::Rdmap);
                 assert!(error.offset <= len, "{error}");
-                assert_eq!(
-                    Terminate::parse_code(&payload[..len]).ok(),
-                    (len >= 4).then_some(code)
-                );
+                assert_eq!(Terminate::parse_code(&payload[..len]).ok(), (len >= 4).then_some(code));
             }
         }
     }
@@ -767,10 +696,7 @@ mod tests {
         assert_eq!(numbers.len(), 33);
         for &code in TermCode::ALL {
             assert_eq!(TermCode::from_u16(code.to_u16()), code);
-            assert!(
-                code.name().is_some() && code.type_name().is_some(),
-                "{code}"
-            );
+            assert!(code.name().is_some() && code.type_name().is_some(), "{code}");
         }
         let words = |octets| TermCode::from_u16(octets).to_string();
         assert_eq!(words(0x0100), "RDMAP remote protection error: invalid STag");
@@ -827,15 +753,8 @@ mod tests {
     fn named_codes_survive_bare() {
         for &code in TermCode::ALL {
             let terminate = Terminate::new(code);
-            assert_eq!(
-                Terminate::parse(&octets(&terminate)),
-                Ok(terminate),
-                "{code}"
-            );
+            assert_eq!(Terminate::parse(&octets(&terminate)), Ok(terminate), "{code}");
         }
-        assert_eq!(
-            octets(&Terminate::new(TermCode::MPA_CRC)),
-            vec![0x20, 0x02, 0, 0]
-        );
+        assert_eq!(octets(&Terminate::new(TermCode::MPA_CRC)), vec![0x20, 0x02, 0, 0]);
     }
 }
