@@ -114,13 +114,10 @@ async fn take_connections(
             accepted = listener.accept() => accepted,
             Some(_) = startups.join_next() => continue,
         };
-        let (stream, peer) = match accepted {
-            Ok(accepted) => accepted,
-            Err(_) => {
-                count(&device.counters.accept_errors);
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-                continue;
-            }
+        let Ok((stream, peer)) = accepted else {
+            count(&device.counters.accept_errors);
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+            continue;
         };
         if startups.len() >= device.options.max_startups {
             count(&device.counters.refused);

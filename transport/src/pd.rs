@@ -7,7 +7,7 @@ use userdma_proto::{mem::PdId, verbs::Access};
 use crate::{
     device::DeviceShared,
     error::Result,
-    mr::{Mr, Region},
+    mr::{Mr, Region, Table},
     qp::{Qp, QpInit},
 };
 
@@ -26,8 +26,14 @@ impl Pd {
         Self(Arc::new(PdShared { id, device }))
     }
 
-    pub(crate) fn id(&self) -> PdId {
+    /// Its name in [`Pd::table`].
+    pub fn id(&self) -> PdId {
         self.0.id
+    }
+
+    /// All regions of the device: for what stands below these objects, such as a C ABI.
+    pub fn table(&self) -> &Arc<Table> {
+        &self.0.device.table
     }
 
     /// Registers memory for the work requests of this domain's queue pairs and, as far as `access`
@@ -36,7 +42,7 @@ impl Pd {
     /// # Errors
     /// [`Error::Register`](crate::Error::Register): an empty region, or too many regions.
     pub fn register(&self, region: Region, access: Access) -> Result<Mr> {
-        Ok(self.0.device.table.register(self.0.id, region, access)?)
+        Ok(self.table().register(self.0.id, region, access)?)
     }
 
     /// A queue pair in the state [`Init`](crate::QpState::Init): receives may be posted before it

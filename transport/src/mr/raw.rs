@@ -638,6 +638,27 @@ impl Table {
     }
 }
 
+impl crate::Pd {
+    /// Registers memory that somebody else owns: [`Table::register_foreign`] in this domain. Its
+    /// address in work requests is the pointer itself, as in the verbs of C.
+    ///
+    /// # Errors
+    /// As [`Pd::register`](crate::Pd::register); also for a range that cannot be, or where nothing
+    /// is mapped.
+    ///
+    /// # Safety
+    /// As [`Table::register_foreign`].
+    pub unsafe fn register_foreign(
+        &self,
+        ptr: *mut u8,
+        len: usize,
+        access: Access,
+    ) -> crate::Result<Mr> {
+        // SAFETY: the caller promises the same.
+        Ok(unsafe { self.table().register_foreign(self.id(), ptr, len, access)? })
+    }
+}
+
 /// The first page of `[ptr, ptr + len)` where nothing is mapped: memory that a peer's WRITE would
 /// kill the process with. Pages that are mapped without rights are not found.
 #[cfg(target_os = "linux")]

@@ -192,6 +192,13 @@ impl Table {
         Ok(Mr::new(Arc::clone(self), backing, slot, key, access))
     }
 
+    /// Whether the peer of `scope` may invalidate `rkey`; [`Memory::invalidate`] does it.
+    fn check_invalidate(&self, scope: Scope, rkey: RKey) -> Result<(), AccessError> {
+        let slot = self.find(rkey.0).ok_or(AccessError::InvalidKey)?;
+        let _held = slot.door.enter(rkey.0).ok_or(AccessError::InvalidKey)?;
+        slot.check(scope, Need { access: Access::REMOTE_INVALIDATE, bound: Bound::Must })
+    }
+
     /// Holds a local piece for a system call that reads it. Deregistration waits for the pin.
     #[inline]
     pub fn pin_read(&self, scope: Scope, sge: Sge) -> Result<Pin<'_>, AccessError> {
@@ -514,12 +521,6 @@ impl Memory for Table {
             return Err(AccessError::Alignment);
         }
         Ok(held.words().atomic(off, op))
-    }
-
-    fn check_invalidate(&self, scope: Scope, rkey: RKey) -> Result<(), AccessError> {
-        let slot = self.find(rkey.0).ok_or(AccessError::InvalidKey)?;
-        let _held = slot.door.enter(rkey.0).ok_or(AccessError::InvalidKey)?;
-        slot.check(scope, Need { access: Access::REMOTE_INVALIDATE, bound: Bound::Must })
     }
 
     fn invalidate(&self, scope: Scope, rkey: RKey) -> Result<(), AccessError> {

@@ -179,6 +179,25 @@ pub(crate) fn writable(socket: BorrowedFd<'_>) -> bool {
     n > 0
 }
 
+/// Ends the connection at once, by RST where the peer has not closed, and whoever else still holds
+/// the socket (RFC 9293 §3.10.5).
+pub(crate) fn reset(socket: &TcpStream) {
+    let nowhere = libc::sockaddr {
+        sa_family: libc::AF_UNSPEC as libc::sa_family_t,
+        // SAFETY: the rest is octets, which mean nothing in this family.
+        ..unsafe { std::mem::zeroed() }
+    };
+    // SAFETY: `nowhere` is a whole address and lives through the call. Linux takes a connection
+    // of this family as "disconnect"; a failure means that there is none.
+    unsafe {
+        libc::connect(
+            socket.as_raw_fd(),
+            &raw const nowhere,
+            size_of_val(&nowhere) as libc::socklen_t,
+        )
+    };
+}
+
 /// The number of the network interface `name`, as IPv6 scope identifiers want it.
 pub(crate) fn interface_index(name: &str) -> Option<u32> {
     let name = CString::new(name).ok()?;

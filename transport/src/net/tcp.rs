@@ -231,11 +231,16 @@ impl TcpPort {
                     let _ = socket.shutdown(Half::Write);
                 }
             }
-            Shutdown::Close => self.close(),
+            // The task holds the socket until it runs next, so dropping ours is not enough.
+            Shutdown::Close => {
+                if let Some(socket) = &self.socket {
+                    let _ = socket.shutdown(Half::Both);
+                }
+                self.close();
+            }
             Shutdown::Abort => {
                 if let Some(socket) = &self.socket {
-                    // Closing then sends RST and waits for nothing.
-                    let _ = SockRef::from(&**socket).set_linger(Some(std::time::Duration::ZERO));
+                    sys::reset(socket);
                 }
                 self.close();
             }
