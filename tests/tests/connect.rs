@@ -11,8 +11,8 @@ use std::{
 
 use common::*;
 use userdma::{
-    CloseReason, Device, DeviceOptions, Error, QpInit, QpState, RecvWr, SendOp, SendWr, StartupError,
-    WcStatus,
+    CloseReason, Device, DeviceOptions, Error, QpInit, QpState, RecvWr, SendOp, SendWr,
+    StartupError, WcStatus,
 };
 
 /// A device with a domain and a queue.
@@ -401,8 +401,9 @@ async fn many_connections_share_one_queue() {
         clients.spawn(async move {
             let data = index.to_be_bytes();
             let qp = here.connect(&addr, &pd, QpInit::new(&cq), &data).await.unwrap();
-            let echo = qp.recv_lent(vec![0; 16]);
-            let ((_, sent), (got, wc)) = tokio::join!(qp.send_lent(data.to_vec()), echo);
+            // The receive first: the echo may come as soon as the message is out.
+            let ((got, wc), (_, sent)) =
+                tokio::join!(qp.recv_lent(vec![0; 16]), qp.send_lent(data.to_vec()));
             sent.unwrap();
             wc.unwrap();
             assert_eq!(got, data);

@@ -91,7 +91,8 @@ async fn a_polling_thread_and_futures_share_a_queue_pair() {
     };
     for n in 0..ROUNDS {
         ma.write_at(0, &n.to_ne_bytes()).unwrap();
-        let (sent, got) = tokio::join!(a.qp.send(ma.slice(0..8)), a.qp.recv(ma.slice(8..16)));
+        // The receive first: the answer may come as soon as the question is out.
+        let (got, sent) = tokio::join!(a.qp.recv(ma.slice(8..16)), a.qp.send(ma.slice(0..8)));
         sent.unwrap();
         got.unwrap();
         assert_eq!(octets(&ma, 8, 8), n.to_ne_bytes());
@@ -119,10 +120,8 @@ async fn progress_goes_on_when_polling_stops() {
         assert_eq!(octets(&ma, 0, 64), octets(&mb, 64, 64));
         // And a message is awaited right after spinning.
         b.qp.post_recv(RecvWr::new(round, [mb.slice(0..8)])).unwrap();
-        let ((), wc) = tokio::join!(
-            async { a.qp.send(ma.slice(0..8)).await.unwrap() },
-            b.done(round)
-        );
+        let ((), wc) =
+            tokio::join!(async { a.qp.send(ma.slice(0..8)).await.unwrap() }, b.done(round));
         assert_eq!(wc.byte_len, 8);
     }
 }
@@ -135,7 +134,7 @@ async fn without_spinning_futures_sleep_and_are_woken() {
     for _ in 0..20 {
         a.qp.write(ma.slice(0..1 << 20), mb.remote(0)).await.unwrap();
         a.qp.read(ma.slice(0..4096), mb.remote(8192)).await.unwrap();
-        let (sent, got) = tokio::join!(a.qp.send(ma.slice(0..99)), b.qp.recv(mb.slice(0..99)));
+        let (got, sent) = tokio::join!(b.qp.recv(mb.slice(0..99)), a.qp.send(ma.slice(0..99)));
         sent.unwrap();
         got.unwrap();
     }

@@ -166,7 +166,7 @@ async fn the_async_face_gives_each_result_to_its_future() {
         b.qp.send(mb.slice(0..40)).await.unwrap();
     };
     let ask = async {
-        let (sent, got) = tokio::join!(a.qp.send(ma.slice(0..40)), a.qp.recv(ma.slice(1000..2000)));
+        let (got, sent) = tokio::join!(a.qp.recv(ma.slice(1000..2000)), a.qp.send(ma.slice(0..40)));
         sent.unwrap();
         assert_eq!(got.unwrap().byte_len, 40);
     };

@@ -2,7 +2,7 @@
 //!
 //! `cargo run -p userdma --example two_peers`
 
-use userdma::{Access, Device, QpInit, RKey, Region, RemoteAddr, Result};
+use userdma::{Access, Device, QpInit, RKey, RecvWr, Region, RemoteAddr, Result};
 
 #[tokio::main]
 async fn main() -> Result<()> {
@@ -16,21 +16,26 @@ async fn main() -> Result<()> {
 /// Registers 64 KiB, tells the peer where they are, and waits for it to say that it is done.
 async fn serve(device: &Device, listener: userdma::Listener) -> Result<()> {
     let (pd, cq) = (device.alloc_pd()?, device.create_cq(64)?);
-    let rights = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    let rights =
+        Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
     let memory = pd.register(Region::alloc(64 << 10)?, rights)?;
 
     let request = listener.accept().await?;
     println!("{} says {:?}", request.peer_addr(), String::from_utf8_lossy(request.private_data()));
     let place = memory.remote(0);
     let offer = [place.addr.to_be_bytes().as_slice(), &place.rkey.0.to_be_bytes()].concat();
-    let qp = request.accept(&pd, QpInit::new(&cq), &offer).await?;
+    // A receive must be there before the peer can send.
+    let qp = pd.create_qp(QpInit::new(&cq))?;
+    qp.post_recv(RecvWr::new(1, [memory.slice(1024..2048)]))?;
+    request.accept_qp(&qp, &offer).await?;
 
-    let (message, received) = qp.recv_lent(vec![0; 64]).await;
-    received?;
-    let mut start = [0; 12];
-    memory.read_at(0, &mut start)?;
-    println!("message: {:?}", String::from_utf8_lossy(&message));
-    println!("memory:  {:?}", String::from_utf8_lossy(&start));
+    let wc = cq.next().await?;
+    let text = |at, len: u32| {
+        let mut octets = vec![0; len as usize];
+        memory.read_at(at, &mut octets).map(|()| String::from_utf8_lossy(&octets).into_owned())
+    };
+    println!("message: {:?}", text(1024, wc.byte_len)?);
+    println!("memory:  {:?}", text(0, 12)?);
     qp.disconnect().await;
     Ok(())
 }
