@@ -82,6 +82,18 @@ impl PlainMemory {
         self.regions.borrow_mut().remove(&key);
     }
 
+    fn may_invalidate(&self, scope: Scope, rkey: RKey) -> Result<(), AccessError> {
+        let regions = self.regions.borrow();
+        let region = regions.get(&rkey.0).ok_or(AccessError::InvalidKey)?;
+        if region.pd != scope.pd || region.bound_to != Some(scope.qpn) {
+            return Err(AccessError::WrongDomain);
+        }
+        if !region.access.contains(Access::REMOTE_INVALIDATE) {
+            return Err(AccessError::Rights);
+        }
+        Ok(())
+    }
+
     fn with<T>(
         &self,
         key: u32,
@@ -183,20 +195,8 @@ impl Memory for PlainMemory {
         })?
     }
 
-    fn check_invalidate(&self, scope: Scope, rkey: RKey) -> Result<(), AccessError> {
-        let regions = self.regions.borrow();
-        let region = regions.get(&rkey.0).ok_or(AccessError::InvalidKey)?;
-        if region.pd != scope.pd || region.bound_to != Some(scope.qpn) {
-            return Err(AccessError::WrongDomain);
-        }
-        if !region.access.contains(Access::REMOTE_INVALIDATE) {
-            return Err(AccessError::Rights);
-        }
-        Ok(())
-    }
-
     fn invalidate(&self, scope: Scope, rkey: RKey) -> Result<(), AccessError> {
-        self.check_invalidate(scope, rkey)?;
+        self.may_invalidate(scope, rkey)?;
         self.remove(rkey.0);
         Ok(())
     }

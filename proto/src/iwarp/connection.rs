@@ -267,7 +267,10 @@ impl Connection {
                     };
                     self.unmarked = unmarked;
                     match step {
-                        Some(n) => used += n,
+                        Some(n) => {
+                            used += n;
+                            self.still_draining(now, n);
+                        }
                         None => return used,
                     }
                 }
@@ -408,6 +411,13 @@ impl Connection {
     fn drain(&mut self, now: Instant) {
         self.phase = Phase::Draining;
         self.deadline = Some(now + self.config.close_timeout);
+    }
+
+    /// A close may take as long as the work that was posted before it, if that gets on.
+    pub(super) fn still_draining(&mut self, now: Instant, progress: usize) {
+        if self.phase == Phase::Draining && progress > 0 {
+            self.deadline = Some(now + self.config.close_timeout);
+        }
     }
 
     fn end_gracefully(&mut self) {

@@ -609,8 +609,9 @@ impl Connection {
     }
 
     /// The socket took the next `n` octets of what [`Connection::poll_transmit`] gave.
-    pub fn handle_written(&mut self, _now: Instant, n: usize) {
+    pub fn handle_written(&mut self, now: Instant, n: usize) {
         self.tx.written += n as u64;
+        self.still_draining(now, n);
         debug_assert!(self.tx.written <= self.tx.queued, "more written than was given out");
         self.reap();
     }

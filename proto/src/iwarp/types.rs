@@ -103,7 +103,7 @@ impl Default for MpaOptions {
     }
 }
 
-/// A connection request that arrived: answer with [`Connection::accept`] or [`Connection::reject`].
+/// A connection request that arrived: answer with [`Connection::accept`](super::Connection::accept) or [`Connection::reject`](super::Connection::reject).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
     /// The peer's private data.

@@ -706,18 +706,18 @@ mod tests {
         markers
     }
 
-    fn ulpdus() -> impl Strategy<Value = Vec<Vec<u8>>> {
+    fn ulpdus(least: usize) -> impl Strategy<Value = Vec<Vec<u8>>> {
         let len = prop_oneof![4 => 0usize..60, 2 => 440usize..560, 1 => 0usize..3000];
         prop::collection::vec(
             len.prop_flat_map(|len| prop::collection::vec(any::<u8>(), len)),
-            0..12,
+            least..12,
         )
     }
 
     proptest! {
         #[test]
         fn a_stream_cut_anywhere_gives_its_ulpdus(
-            ulpdus in ulpdus(), markers: bool, crc: bool, cuts in prop::collection::vec(any::<Index>(), 0..20),
+            ulpdus in ulpdus(0), markers: bool, crc: bool, cuts in prop::collection::vec(any::<Index>(), 0..20),
         ) {
             let stream = encode(&ulpdus, markers, crc);
             let mut cuts: Vec<_> = cuts.iter().map(|cut| cut.index(stream.len() + 1)).collect();
@@ -727,7 +727,7 @@ mod tests {
         }
 
         #[test]
-        fn what_need_says_suffices(ulpdus in ulpdus(), markers: bool, crc: bool) {
+        fn what_need_says_suffices(ulpdus in ulpdus(0), markers: bool, crc: bool) {
             let stream = encode(&ulpdus, markers, crc);
             let (mut deframer, mut scratch) = (Deframer::new(markers, crc), Vec::new());
             let (mut used, mut have, mut found) = (0, 0, Vec::new());
@@ -746,9 +746,8 @@ mod tests {
         }
 
         #[test]
-        fn a_flipped_bit_gives_no_wrong_ulpdu(ulpdus in ulpdus(), markers: bool, bit: Index) {
+        fn a_flipped_bit_gives_no_wrong_ulpdu(ulpdus in ulpdus(1), markers: bool, bit: Index) {
             let mut stream = encode(&ulpdus, markers, true);
-            prop_assume!(!stream.is_empty());
             let bit = bit.index(stream.len() * 8);
             stream[bit / 8] ^= 1 << (bit % 8);
             let (found, _) = decode(&stream, &[], Deframer::new(markers, true));
