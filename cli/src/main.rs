@@ -88,7 +88,7 @@ fn run(command: Command) -> Result<ExitCode> {
     code
 }
 
-/// Lets tasks that close connections have a moment, and waits for none that hangs.
+/// Ends the runtime's tasks, and waits a moment for threads that measure to see that they shall stop.
 fn finish(runtime: Runtime) {
     runtime.shutdown_timeout(Duration::from_millis(200));
 }
