@@ -8,8 +8,8 @@ const BATCH: usize = 64;
 /// Unpredictable 32-bit numbers.
 ///
 /// A peer that guesses a key reaches what it was not told of, so keys are neither counted up nor
-/// drawn from a generator whose state could be worked out from the keys seen (RFC 5042 §6.2.1 and
-/// §8.1.1 of RFC 5040 ask for this): all come from the system's generator.
+/// drawn from a generator whose state could be worked out from the keys seen (RFC 5040 §8.1.1 and
+/// RFC 5042 §6.1.1: hard to predict, sparse over the whole range). All come from the system.
 #[derive(Default)]
 pub(super) struct KeySource {
     batch: Vec<u8>,

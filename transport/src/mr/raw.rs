@@ -624,7 +624,9 @@ impl Table {
     ///   write, writable; its octets are initialised;
     /// * no Rust reference to any of these octets exists, atomics excepted;
     /// * whoever else accesses them does so in a way that is defined when a peer stores there at
-    ///   the same time: by atomics, from another language, or ordered by completions.
+    ///   the same time: by atomics, from another language, or ordered by completions;
+    /// * of regions that overlap, one may have only a part of an 8-octet word that the other has
+    ///   whole: the program does not let both store into such a word at the same time.
     pub unsafe fn register_foreign(
         self: &Arc<Self>,
         pd: PdId,
@@ -1088,6 +1090,7 @@ mod tests {
         assert_eq!(check(base - 1, 2), Err(AccessError::Bounds));
         assert_eq!(check(base + 1, 64), Err(AccessError::Bounds));
         assert_eq!(check(u64::MAX, 2), Err(AccessError::Wrap));
-        assert_eq!(check(u64::MAX, 1), Err(AccessError::Bounds));
+        assert_eq!(check(u64::MAX, 1), Err(AccessError::Wrap));
+        assert_eq!(check(u64::MAX - 1, 1), Err(AccessError::Bounds));
     }
 }

@@ -258,8 +258,8 @@ impl Table {
         let slot = self.find(key).ok_or(AccessError::InvalidKey)?;
         let held = slot.door.enter(key).ok_or(AccessError::InvalidKey)?;
         slot.check(scope, need)?;
-        // The last octet's address may be 2^64 - 1, not more (RFC 5041 §5.2: "TO wrap").
-        if addr.checked_add(len - 1).is_none() {
+        // RFC 5041 §7.1: the 64-bit sum of length and tagged offset does not wrap.
+        if addr.checked_add(len).is_none() {
             return Err(AccessError::Wrap);
         }
         let iova = slot.iova.load(Ordering::Relaxed);
@@ -274,10 +274,12 @@ impl Table {
     /// The slot that `key`'s bucket names: its door decides whether the key is valid.
     #[inline]
     fn find(&self, key: u32) -> Option<&Slot> {
-        let generation = self.generation.load(Ordering::Acquire);
-        let index = self.indexes[usize::from(generation)].get()?;
-        let number = index[bucket(key, index)].load(Ordering::Acquire).checked_sub(1)?;
-        Some(self.slot(number))
+        self.number(key).map(|number| self.slot(number))
+    }
+
+    #[inline]
+    fn number(&self, key: u32) -> Option<u32> {
+        self.bucket_of(key)?.load(Ordering::Acquire).checked_sub(1)
     }
 
     #[inline]
@@ -368,8 +370,9 @@ impl Table {
     }
 
     /// The bucket of `key` in the newest index.
+    #[inline]
     fn bucket_of(&self, key: u32) -> Option<&AtomicU32> {
-        let generation = self.generation.load(Ordering::Relaxed);
+        let generation = self.generation.load(Ordering::Acquire);
         let index = self.indexes[usize::from(generation)].get()?;
         Some(&index[bucket(key, index)])
     }
@@ -525,11 +528,7 @@ impl Memory for Table {
 
     fn invalidate(&self, scope: Scope, rkey: RKey) -> Result<(), AccessError> {
         self.check_invalidate(scope, rkey)?;
-        let generation = self.generation.load(Ordering::Acquire);
-        let number = self.indexes[usize::from(generation)]
-            .get()
-            .and_then(|index| index[bucket(rkey.0, index)].load(Ordering::Acquire).checked_sub(1))
-            .ok_or(AccessError::InvalidKey)?;
+        let number = self.number(rkey.0).ok_or(AccessError::InvalidKey)?;
         // The key may have been revoked, and the slot even be another region's by now: then it
         // does not open the slot any more, and nothing happens.
         if self.revoke(number, rkey.0) { Ok(()) } else { Err(AccessError::InvalidKey) }
@@ -609,7 +608,7 @@ impl Need {
 /// deregistration waits, until the pin is dropped. Stays on its thread.
 ///
 /// The thread that holds a pin must not deregister, invalidate or rearm that region: it would wait
-/// for itself (a debug build panics).
+/// for itself (a debug build panics). Nor may a pin be forgotten: revocation would wait for ever.
 #[derive(Debug)]
 #[must_use = "the octets stay only while the pin is held"]
 pub struct Pin<'a> {
@@ -757,7 +756,7 @@ mod tests {
                 Err(AccessError::WrongDomain)
             } else if !self.rights.contains(need) {
                 Err(AccessError::Rights)
-            } else if u128::from(self.addr) + u128::from(self.len) > 1 << 64 {
+            } else if u128::from(self.addr) + u128::from(self.len) >= 1 << 64 {
                 Err(AccessError::Wrap)
             } else if u128::from(self.addr) + u128::from(self.len) > u128::from(LEN) {
                 Err(AccessError::Bounds)
