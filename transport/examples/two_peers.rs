@@ -1,7 +1,6 @@
 //! Two peers in one program: one offers memory, the other writes and reads it and says so.
 //!
 //! `cargo run -p userdma --example two_peers`
-
 use userdma::{Access, Device, QpInit, RKey, RecvWr, Region, RemoteAddr, Result};
 
 #[tokio::main]
@@ -16,9 +15,7 @@ async fn main() -> Result<()> {
 /// Registers 64 KiB, tells the peer where they are, and waits for it to say that it is done.
 async fn serve(device: &Device, listener: userdma::Listener) -> Result<()> {
     let (pd, cq) = (device.alloc_pd()?, device.create_cq(64)?);
-    let rights =
-        Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-    let memory = pd.register(Region::alloc(64 << 10)?, rights)?;
+    let memory = pd.register(Region::alloc(64 << 10)?, Access::all())?;
 
     let request = listener.accept().await?;
     println!("{} says {:?}", request.peer_addr(), String::from_utf8_lossy(request.private_data()));
@@ -30,12 +27,11 @@ async fn serve(device: &Device, listener: userdma::Listener) -> Result<()> {
     request.accept_qp(&qp, &offer).await?;
 
     let wc = cq.next().await?;
-    let text = |at, len: u32| {
-        let mut octets = vec![0; len as usize];
-        memory.read_at(at, &mut octets).map(|()| String::from_utf8_lossy(&octets).into_owned())
-    };
-    println!("message: {:?}", text(1024, wc.byte_len)?);
-    println!("memory:  {:?}", text(0, 12)?);
+    for (what, offset, len) in [("message", 1024, wc.byte_len as usize), ("memory", 0, 12)] {
+        let mut octets = vec![0; len];
+        memory.read_at(offset, &mut octets)?;
+        println!("{what}: {:?}", String::from_utf8_lossy(&octets));
+    }
     qp.disconnect().await;
     Ok(())
 }
