@@ -455,7 +455,7 @@ async fn reads_of_changing_memory_never_break_the_checksum() {
     let mut changed = 0;
     let mut before = 0;
     for _ in 0..200 {
-        a.qp.read(ma.slice(0..len as usize), mb.remote(0)).await.unwrap();
+        a.qp.read(ma.slice(0..len), mb.remote(0)).await.unwrap();
         let now = ma.load_u64(len - 8, Ordering::Relaxed);
         changed += u32::from(now != before);
         before = now;

@@ -101,6 +101,10 @@ pub(crate) struct Wakes {
 }
 
 impl Wakes {
+    fn is_empty(&self) -> bool {
+        self.wakers.is_empty() && self.hooks.is_empty() && self.ended.is_none()
+    }
+
     fn fire(self, qp: &QpShared) {
         if let Some(reason) = self.ended {
             qp.ended.send_replace(Some(reason));
@@ -253,7 +257,11 @@ impl QpShared {
 
     /// Moves what can be moved.
     pub(crate) fn turn(&self, now: Instant) -> Turn {
-        self.locked(|core, wakes| core.turn(self, now, TURN, wakes))
+        let mut wakes = Wakes::default();
+        let mut turn = self.core.lock().turn(self, now, TURN, &mut wakes);
+        turn.told = !wakes.is_empty();
+        wakes.fire(self);
+        turn
     }
 
     /// The same for a poller, who does not wait for a lock that others use to do the same.
@@ -761,15 +769,18 @@ async fn drive(qp: Arc<QpShared>, socket: Arc<TcpStream>) {
     let spin = qp.device.options.spin;
     let mut armed: Option<AsyncFd<Arc<TcpStream>>> = None;
     let mut look = Look { polls: 0, at: clock.now() };
-    let mut worked_at = look.at;
+    let mut spin_until = look.at;
     let mut fat = false;
     let mut turn = Turn { more: true, ..Turn::default() };
     loop {
         let now = clock.now();
-        if turn.worked {
-            worked_at = now;
-            fat = true;
+        if turn.told {
+            // Somebody was woken who spins himself; spinning here would take his processor.
+            spin_until = now;
+        } else if turn.worked {
+            spin_until = now + spin;
         }
+        fat |= turn.worked;
         if turn.more {
             // One bounded turn after another, with the runtime's other tasks in between.
             tokio::task::yield_now().await;
@@ -788,7 +799,7 @@ async fn drive(qp: Arc<QpShared>, socket: Arc<TcpStream>) {
             turn = qp.turn(clock.now());
             continue;
         }
-        if now.saturating_since(worked_at) < spin {
+        if now < spin_until {
             tokio::task::yield_now().await;
             turn = qp.turn(clock.now());
             continue;

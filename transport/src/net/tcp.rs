@@ -41,6 +41,8 @@ pub(crate) struct Budget {
 pub(crate) struct Turn {
     /// Octets moved, or the connection changed.
     pub(crate) worked: bool,
+    /// Somebody was woken (set by the engine).
+    pub(crate) told: bool,
     /// The budget ended before the work did: take another turn.
     pub(crate) more: bool,
     /// The socket has nothing more to read.
