@@ -98,6 +98,30 @@ async fn nobody_listens() {
 }
 
 #[tokio::test]
+async fn names_are_looked_up() {
+    let (_device, listener, addr) = listening("localhost", quick()).await;
+    let port = listener.local_addr().port();
+    assert!(listener.local_addr().ip().is_loopback(), "{addr}");
+    let (here, pd, cq) = side(quick(), "localhost");
+    let accept = async {
+        let request = listener.accept().await.unwrap();
+        request.accept(&pd, QpInit::new(&cq), b"").await.unwrap()
+    };
+    let connect = here.connect(&addr, &pd, QpInit::new(&cq), b"");
+    let (qp, _peer) = tokio::join!(connect, accept);
+    assert_eq!(qp.unwrap().state(), QpState::Rts);
+    // From any address of ours to a name.
+    let (here, pd, cq) = side(quick(), "0.0.0.0");
+    let accept = async {
+        let request = listener.accept().await.unwrap();
+        request.accept(&pd, QpInit::new(&cq), b"").await.unwrap()
+    };
+    let peer = format!("localhost:{port}");
+    let (qp, _peer) = tokio::join!(here.connect(&peer, &pd, QpInit::new(&cq), b""), accept);
+    assert_eq!(qp.unwrap().state(), QpState::Rts);
+}
+
+#[tokio::test]
 async fn a_taken_port_says_what_to_do() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();

@@ -196,6 +196,7 @@ async fn an_armed_queue_wakes_who_sleeps() {
     a.qp.post_send(SendWr::send(2, []).with_flags(SendFlags::SOLICITED)).unwrap();
     tokio::time::timeout(LONG, b.cq.notified()).await.unwrap();
     assert!(b.done(2).await.solicited);
+    tokio::task::spawn_blocking(move || rx.recv_timeout(LONG).unwrap()).await.unwrap();
     assert_eq!(events.load(Ordering::Relaxed), 2);
 }
 
