@@ -1,1 +1,136 @@
-fn main(){}
+//! `userdma`: two software RDMA peers over ordinary sockets.
+//!
+//! One command a file: [`demo`], [`serve`], [`ping`], [`perf`]. What two of our own commands say
+//! to each other is in [`session`], what rping says in [`rping`].
+#![forbid(unsafe_code)]
+
+mod bare;
+mod child;
+mod common;
+mod demo;
+mod output;
+mod pattern;
+mod perf;
+mod ping;
+mod rping;
+mod serve;
+mod session;
+mod stop;
+
+use std::{process::ExitCode, time::Duration};
+
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand};
+use tokio::runtime::{Builder, Runtime};
+
+/// RDMA in user space, over ordinary sockets: no kernel module, no RDMA NIC, no root.
+#[derive(Parser, Debug)]
+#[command(name = "userdma", version, propagate_version = true)]
+#[command(after_help = "\
+Examples:
+  userdma demo                          see every operation work and verified
+  userdma serve --listen 10.0.0.1       rping's server, and that of demo and perf
+  userdma ping 10.0.0.1 -c 10           rping's client
+  userdma perf --local --op write --size 1048576 --bw --baseline")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    Demo(demo::Demo),
+    Serve(serve::Serve),
+    Ping(ping::Ping),
+    Perf(perf::Perf),
+    /// The bare socket's side of `perf --baseline`
+    #[command(hide = true)]
+    BareServer,
+}
+
+/// Arguments that contradict each other, found after parsing: exit status 2.
+#[derive(Debug)]
+pub(crate) struct Usage(pub(crate) String);
+
+impl std::fmt::Display for Usage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(cli.command) {
+        Ok(code) => code,
+        Err(e) => {
+            output::note(&format!("error: {}", chain(&e)));
+            if e.is::<Usage>() { ExitCode::from(2) } else { ExitCode::FAILURE }
+        }
+    }
+}
+
+fn run(command: Command) -> Result<ExitCode> {
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    let code = match command {
+        Command::Demo(args) => runtime.block_on(demo::run(args)),
+        Command::Serve(args) => runtime.block_on(serve::run(args)),
+        Command::Ping(args) => runtime.block_on(ping::run(args)),
+        Command::Perf(args) => perf::run(args, &runtime),
+        Command::BareServer => bare::serve(),
+    };
+    finish(runtime);
+    code
+}
+
+/// Ends the runtime's tasks, and waits a moment for threads that measure to see that they shall stop.
+fn finish(runtime: Runtime) {
+    runtime.shutdown_timeout(Duration::from_millis(200));
+}
+
+/// An error and its causes in one line, none told twice.
+pub(crate) fn chain(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain() {
+        let cause = cause.to_string();
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_has_examples_in_its_help() {
+        for command in Cli::command().get_subcommands().filter(|c| !c.is_hide_set()) {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(help.contains("Examples:"), "{}", command.get_name());
+            assert!(help.contains(&format!("userdma {}", command.get_name())));
+        }
+    }
+
+    #[test]
+    fn causes_are_told_once() {
+        let inner = anyhow::anyhow!("refused");
+        let error = inner.context("no connection to x: refused").context("ping");
+        assert_eq!(chain(&error), "ping: no connection to x: refused");
+    }
+}

@@ -157,13 +157,75 @@ pub trait Memory {
     fn atomic(&self, scope: Scope, rkey: RKey, addr: u64, op: AtomicOp)
     -> Result<u64, AccessError>;
 
-    /// Whether the peer of `scope` may invalidate `rkey`. [`Memory::invalidate`] does it.
-    fn check_invalidate(&self, scope: Scope, rkey: RKey) -> Result<(), AccessError>;
-
     /// Revokes `rkey`: after this returns no octet of the region is touched through it. Needs
     /// [`Access::REMOTE_INVALIDATE`] and a key of `scope`'s protection domain, bound to its
     /// queue pair.
     fn invalidate(&self, scope: Scope, rkey: RKey) -> Result<(), AccessError>;
+}
+
+/// No registered memory at all: every key is invalid. For peers that move only inline data,
+/// immediates and empty messages, and for tests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct NoMemory;
+
+impl NoMemory {
+    /// The answer to every access: a range of length zero passes, anything else names no region.
+    const fn answer(len: u64) -> Result<(), AccessError> {
+        if len == 0 { Ok(()) } else { Err(AccessError::InvalidKey) }
+    }
+}
+
+impl Memory for NoMemory {
+    fn check_local(&self, _: Scope, sge: Sge, _: Access) -> Result<(), AccessError> {
+        Self::answer(sge.length.into())
+    }
+
+    fn check_remote(
+        &self,
+        _: Scope,
+        _: RKey,
+        _: u64,
+        len: u64,
+        _: Access,
+    ) -> Result<(), AccessError> {
+        Self::answer(len)
+    }
+
+    fn read_local(
+        &self,
+        _: Scope,
+        sge: Sge,
+        _: &mut alloc::vec::Vec<u8>,
+    ) -> Result<(), AccessError> {
+        Self::answer(sge.length.into())
+    }
+
+    fn write_local(&self, _: Scope, _: LKey, _: u64, data: &[u8]) -> Result<(), AccessError> {
+        Self::answer(data.len() as u64)
+    }
+
+    fn read_remote(
+        &self,
+        _: Scope,
+        _: RKey,
+        _: u64,
+        len: u64,
+        _: &mut alloc::vec::Vec<u8>,
+    ) -> Result<(), AccessError> {
+        Self::answer(len)
+    }
+
+    fn write_remote(&self, _: Scope, _: RKey, _: u64, data: &[u8]) -> Result<(), AccessError> {
+        Self::answer(data.len() as u64)
+    }
+
+    fn atomic(&self, _: Scope, _: RKey, _: u64, _: AtomicOp) -> Result<u64, AccessError> {
+        Err(AccessError::InvalidKey)
+    }
+
+    fn invalidate(&self, _: Scope, _: RKey) -> Result<(), AccessError> {
+        Err(AccessError::InvalidKey)
+    }
 }
 
 #[cfg(test)]

@@ -227,13 +227,8 @@ impl SendWr {
 
     /// A signalled CmpSwap; the old value lands in `result` (8 octets).
     pub fn cmp_swap(id: u64, result: Sge, remote: RemoteAddr, compare: u64, swap: u64) -> Self {
-        let op = SendOp::CmpSwap {
-            remote,
-            compare,
-            swap,
-            compare_mask: u64::MAX,
-            swap_mask: u64::MAX,
-        };
+        let op =
+            SendOp::CmpSwap { remote, compare, swap, compare_mask: u64::MAX, swap_mask: u64::MAX };
         Self::new(id, op, [result])
     }
 

@@ -1,1 +1,393 @@
-//! Tests that cross crates live in `tests/`.
+//! What the tests share: memory that is nothing but a vector, and two connections in virtual time.
+
+use std::{cell::RefCell, collections::BTreeMap, time::Duration};
+
+use userdma_proto::{
+    iwarp::{Completion, Config, Connection, Event, Shutdown, Transmit},
+    mem::{AccessError, AtomicOp, Memory, PdId, Scope},
+    time::Instant,
+    verbs::{Access, Sge, Wc},
+    wire::ids::{LKey, Qpn, RKey},
+};
+
+/// A small generator with a seed (xorshift64*), for inputs that can be made again.
+#[derive(Debug, Clone)]
+pub struct Rng(u64);
+
+impl Rng {
+    /// A generator; every seed is as good as any other.
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    /// The next 64 bits.
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// A number below `n`, which is not 0.
+    pub fn below(&mut self, n: u64) -> u64 {
+        (self.next() >> 16) % n
+    }
+
+    /// True once in `n` times on average.
+    pub fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+
+    /// `len` octets.
+    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
+        (0..len).map(|_| self.next() as u8).collect()
+    }
+}
+
+/// One region of [`PlainMemory`].
+#[derive(Debug, Clone)]
+struct Plain {
+    pd: PdId,
+    access: Access,
+    bound_to: Option<Qpn>,
+    iova: u64,
+    bytes: Vec<u8>,
+}
+
+/// Registered memory made of vectors: the independent model of the trait's rules.
+#[derive(Debug, Default)]
+pub struct PlainMemory {
+    regions: RefCell<BTreeMap<u32, Plain>>,
+}
+
+impl PlainMemory {
+    /// Registers `bytes` at `iova` under `key`.
+    pub fn add(&self, key: u32, pd: u32, access: Access, iova: u64, bytes: Vec<u8>) {
+        let plain = Plain { pd: PdId(pd), access, bound_to: None, iova, bytes };
+        self.regions.borrow_mut().insert(key, plain);
+    }
+
+    /// Binds a key to one queue pair.
+    pub fn bind(&self, key: u32, qpn: Qpn) {
+        self.regions.borrow_mut().get_mut(&key).expect("the key was added").bound_to = Some(qpn);
+    }
+
+    /// What a region holds.
+    pub fn bytes(&self, key: u32) -> Vec<u8> {
+        self.regions.borrow()[&key].bytes.clone()
+    }
+
+    /// Forgets a key.
+    pub fn remove(&self, key: u32) {
+        self.regions.borrow_mut().remove(&key);
+    }
+
+    fn may_invalidate(&self, scope: Scope, rkey: RKey) -> Result<(), AccessError> {
+        let regions = self.regions.borrow();
+        let region = regions.get(&rkey.0).ok_or(AccessError::InvalidKey)?;
+        if region.pd != scope.pd || region.bound_to != Some(scope.qpn) {
+            return Err(AccessError::WrongDomain);
+        }
+        if !region.access.contains(Access::REMOTE_INVALIDATE) {
+            return Err(AccessError::Rights);
+        }
+        Ok(())
+    }
+
+    fn with<T>(
+        &self,
+        key: u32,
+        scope: Scope,
+        addr: u64,
+        len: u64,
+        access: Access,
+        f: impl FnOnce(&mut [u8]) -> T,
+    ) -> Result<T, AccessError> {
+        let mut regions = self.regions.borrow_mut();
+        if len == 0 {
+            return Ok(f(&mut []));
+        }
+        let region = regions.get_mut(&key).ok_or(AccessError::InvalidKey)?;
+        if region.pd != scope.pd || region.bound_to.is_some_and(|qpn| qpn != scope.qpn) {
+            return Err(AccessError::WrongDomain);
+        }
+        if !region.access.contains(access) {
+            return Err(AccessError::Rights);
+        }
+        let end = addr.checked_add(len).ok_or(AccessError::Wrap)?;
+        let top = region.iova + region.bytes.len() as u64;
+        if addr < region.iova || end > top {
+            return Err(AccessError::Bounds);
+        }
+        let from = (addr - region.iova) as usize;
+        Ok(f(&mut region.bytes[from..from + len as usize]))
+    }
+}
+
+impl Memory for PlainMemory {
+    fn check_local(&self, scope: Scope, sge: Sge, access: Access) -> Result<(), AccessError> {
+        self.with(sge.lkey.0, scope, sge.addr, sge.length.into(), access, |_| ())
+    }
+
+    fn check_remote(
+        &self,
+        scope: Scope,
+        rkey: RKey,
+        addr: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<(), AccessError> {
+        self.with(rkey.0, scope, addr, len, access, |_| ())
+    }
+
+    fn read_local(&self, scope: Scope, sge: Sge, out: &mut Vec<u8>) -> Result<(), AccessError> {
+        let (key, len) = (sge.lkey.0, sge.length.into());
+        self.with(key, scope, sge.addr, len, Access::empty(), |b| out.extend_from_slice(b))
+    }
+
+    fn write_local(
+        &self,
+        scope: Scope,
+        lkey: LKey,
+        addr: u64,
+        data: &[u8],
+    ) -> Result<(), AccessError> {
+        let len = data.len() as u64;
+        self.with(lkey.0, scope, addr, len, Access::LOCAL_WRITE, |b| b.copy_from_slice(data))
+    }
+
+    fn read_remote(
+        &self,
+        scope: Scope,
+        rkey: RKey,
+        addr: u64,
+        len: u64,
+        out: &mut Vec<u8>,
+    ) -> Result<(), AccessError> {
+        self.with(rkey.0, scope, addr, len, Access::REMOTE_READ, |b| out.extend_from_slice(b))
+    }
+
+    fn write_remote(
+        &self,
+        scope: Scope,
+        rkey: RKey,
+        addr: u64,
+        data: &[u8],
+    ) -> Result<(), AccessError> {
+        let len = data.len() as u64;
+        self.with(rkey.0, scope, addr, len, Access::REMOTE_WRITE, |b| b.copy_from_slice(data))
+    }
+
+    fn atomic(
+        &self,
+        scope: Scope,
+        rkey: RKey,
+        addr: u64,
+        op: AtomicOp,
+    ) -> Result<u64, AccessError> {
+        self.with(rkey.0, scope, addr, 8, Access::REMOTE_ATOMIC, |b| {
+            if !addr.is_multiple_of(8) {
+                return Err(AccessError::Alignment);
+            }
+            let old = u64::from_ne_bytes((&*b).try_into().expect("8 octets"));
+            b.copy_from_slice(&op.apply(old).to_ne_bytes());
+            Ok(old)
+        })?
+    }
+
+    fn invalidate(&self, scope: Scope, rkey: RKey) -> Result<(), AccessError> {
+        self.may_invalidate(scope, rkey)?;
+        self.remove(rkey.0);
+        Ok(())
+    }
+}
+
+/// The protection domain that tests use.
+pub const PD: u32 = 1;
+
+/// One end of a simulated TCP connection.
+#[derive(Debug)]
+pub struct Side {
+    /// The state machine.
+    pub conn: Connection,
+    /// Its memory.
+    pub mem: PlainMemory,
+    /// Work that was finished, in order.
+    pub done: Vec<Completion>,
+    /// What the program was told, in order.
+    pub events: Vec<Event>,
+    /// What the driver was told to do with the socket, in order.
+    pub shutdowns: Vec<Shutdown>,
+    transmit: Transmit,
+    /// Octets given out by the state machine that the "socket" has not taken.
+    outgoing: Vec<u8>,
+    /// Octets that the "socket" received and the state machine has not used.
+    incoming: Vec<u8>,
+    eof_seen: bool,
+}
+
+impl Side {
+    /// An end that drives `conn`.
+    pub fn new(conn: Connection) -> Self {
+        Self {
+            conn,
+            mem: PlainMemory::default(),
+            done: Vec::new(),
+            events: Vec::new(),
+            shutdowns: Vec::new(),
+            transmit: Transmit::default(),
+            outgoing: Vec::new(),
+            incoming: Vec::new(),
+            eof_seen: false,
+        }
+    }
+
+    /// The completions' contents.
+    pub fn wcs(&self) -> Vec<Wc> {
+        self.done.iter().map(|c| c.wc).collect()
+    }
+
+    /// Octets go in as if they came from the socket.
+    pub fn feed(&mut self, now: Instant, octets: &[u8]) {
+        self.incoming.extend_from_slice(octets);
+        let used = self.conn.handle_stream(now, &self.incoming, &self.mem);
+        self.incoming.drain(..used);
+        self.collect();
+    }
+
+    /// The peer's FIN.
+    pub fn feed_eof(&mut self, now: Instant) {
+        if !std::mem::replace(&mut self.eof_seen, true) {
+            self.conn.handle_eof(now, self.incoming.len());
+            if self.outgoing.is_empty() {
+                self.shutdowns.extend(self.conn.poll_shutdown());
+            }
+            self.collect();
+        }
+    }
+
+    /// Takes up to `max` octets that are to be sent.
+    pub fn drain(&mut self, now: Instant, budget: usize, max: usize) -> Vec<u8> {
+        if self.outgoing.is_empty() {
+            self.transmit.clear();
+            self.conn.poll_transmit(now, &self.mem, budget, &mut self.transmit);
+            let scope = self.conn.config().scope;
+            self.transmit
+                .copy_to(&self.mem, scope, &mut self.outgoing)
+                .expect("sources are valid until they are sent");
+            assert_eq!(self.outgoing.len(), self.transmit.len(), "the parts add up");
+        }
+        let n = max.min(self.outgoing.len());
+        let sent: Vec<u8> = self.outgoing.drain(..n).collect();
+        self.conn.handle_written(now, n);
+        if self.outgoing.is_empty() {
+            self.shutdowns.extend(self.conn.poll_shutdown());
+        }
+        self.collect();
+        sent
+    }
+
+    /// Everything that is to be sent.
+    pub fn drain_all(&mut self, now: Instant) -> Vec<u8> {
+        let mut all = Vec::new();
+        loop {
+            let some = self.drain(now, 1 << 20, usize::MAX);
+            if some.is_empty() {
+                return all;
+            }
+            all.extend(some);
+        }
+    }
+
+    fn collect(&mut self) {
+        while let Some(completion) = self.conn.poll_completion() {
+            self.done.push(completion);
+        }
+        while let Some(event) = self.conn.poll_event() {
+            self.events.push(event);
+        }
+    }
+
+    fn sent_fin(&self) -> bool {
+        !self.shutdowns.is_empty()
+    }
+}
+
+/// Two connections and the two streams between them, cut at random places.
+#[derive(Debug)]
+pub struct Pair {
+    /// Initiator and responder.
+    pub sides: [Side; 2],
+    /// Octets on their way to side 0 and to side 1.
+    wires: [Vec<u8>; 2],
+    /// The clock.
+    pub now: Instant,
+    rng: Rng,
+}
+
+impl Pair {
+    /// Two ends; nothing is exchanged yet.
+    pub fn new(initiator: Config, responder: Config, private_data: &[u8], seed: u64) -> Self {
+        let now = Instant::ZERO;
+        let initiator =
+            Connection::initiator(initiator, private_data, now).expect("the settings are valid");
+        let responder = Connection::responder(responder, now);
+        Self {
+            sides: [Side::new(initiator), Side::new(responder)],
+            wires: [Vec::new(), Vec::new()],
+            now,
+            rng: Rng::new(seed),
+        }
+    }
+
+    /// One turn: each end sends a little, each wire delivers a little. False: nothing moved.
+    pub fn step(&mut self) -> bool {
+        self.now = self.now + Duration::from_micros(1);
+        let mut moved = false;
+        for i in 0..2 {
+            let budget = 1 + self.rng.below(100_000) as usize;
+            let max = 1 + self.rng.below(20_000) as usize;
+            let sent = self.sides[i].drain(self.now, budget, max);
+            moved |= !sent.is_empty();
+            self.wires[1 - i].extend(sent);
+            let there = self.wires[i].len() as u64;
+            if there > 0 {
+                // Cut anywhere: often a few octets, sometimes all.
+                let most = if self.rng.one_in(3) { there } else { there.min(40) };
+                let n = 1 + self.rng.below(most) as usize;
+                let some: Vec<u8> = self.wires[i].drain(..n).collect();
+                self.sides[i].feed(self.now, &some);
+                moved = true;
+            } else if self.sides[1 - i].sent_fin() && !self.sides[i].eof_seen {
+                self.sides[i].feed_eof(self.now);
+                moved = true;
+            }
+        }
+        moved
+    }
+
+    /// Goes on until nothing moves any more. Panics if that takes more than `limit` turns.
+    pub fn run(&mut self, limit: usize) {
+        for _ in 0..limit {
+            // An end may have something to say only after the other one has moved: ask twice.
+            if !self.step() && !self.step() {
+                return;
+            }
+        }
+        panic!("the pair is still busy after {limit} turns");
+    }
+
+    /// Runs until the responder has a request, accepts it, and runs on until both are connected.
+    pub fn connect(&mut self) {
+        while !matches!(self.sides[1].events.last(), Some(Event::Request(_))) {
+            assert!(self.step(), "the start-up stopped: {:?}", self.sides[0].events);
+        }
+        self.sides[1].conn.accept(b"", self.now).expect("a request is there");
+        self.run(100_000);
+    }
+}
+
+/// Settings for tests: domain [`PD`], queue pair `qpn`.
+pub fn config(qpn: u32, seed: u64) -> Config {
+    Config::new(PdId(PD), Qpn(qpn), seed)
+}

@@ -1,346 +1,568 @@
-//! The connection (skeleton).
+//! The connection: its state, its inputs and its outputs. Start-up, sending and receiving are in
+//! files of their own.
 
-use alloc::vec::Vec;
-use core::time::Duration;
+use alloc::{collections::VecDeque, vec::Vec};
 
-use super::Transmit;
+use super::{
+    CloseReason, Completion, Config, Established, Event, Role, Shutdown, StartupError, Stats,
+    receive::Receiver,
+    send::{Framer, Sender, Stage},
+};
 use crate::{
-    mem::{Memory, PdId, Scope},
+    mem::Memory,
     time::Instant,
-    verbs::{PostError, QpState, RecvWr, SendWr, Wc},
-    wire::{self, iwarp::terminate::Terminate, ids::Qpn},
+    verbs::{PostError, QpState, RecvWr, SendOp, SendWr, Wc, WcOpcode, WcStatus},
+    wire::iwarp::{
+        fpdu::{self, Deframer},
+        terminate::{TermCode, Terminate},
+    },
 };
 
-/// Which side of the MPA start-up this is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Role {
-    /// Opened the TCP connection, sends the request.
-    Initiator,
-    /// Accepted the TCP connection, sends the reply.
-    Responder,
-}
-
-bitflags::bitflags! {
-    /// Ready-to-receive indications of a peer-to-peer start-up (RFC 6581 §9.2).
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-    pub struct RtrKinds: u8 {
-        /// A zero-length SEND.
-        const SEND = 1;
-        /// A zero-length WRITE.
-        const WRITE = 2;
-        /// A zero-length READ.
-        const READ = 4;
-    }
-}
-
-/// What one side says in its MPA start-up frame.
+/// Where a connection is in its life.
+///
+/// ```text
+///  initiator: AwaitReply ───────────────────────────┐
+///                                                   ▼
+///  responder: AwaitRequest ─► Requested ─accept──► Open ─close/peer's FIN─► Draining ─► FinSent
+///                                 │                 │                          │           │
+///                               reject      error, Terminate                   │     peer's FIN
+///                                 ▼                 ▼                          ▼           ▼
+///                              Ending ◄──────── Ending (flushed; bytes leave) ◄┘        Closed
+///                                 └──────────────────► Closed
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MpaOptions {
-    /// Revision to offer: 2 (RFC 6581) or 1 (RFC 5044). A responder answers with the request's.
-    pub revision: u8,
-    /// Ask for the CRC. It is left out only if both sides do not ask (RFC 5044 §7.1).
-    pub crc: bool,
-    /// Ask the peer to put markers into what it sends.
-    pub markers: bool,
-    /// Initiator: ask for a peer-to-peer start-up, so that the responder may send first.
-    pub peer_to_peer: bool,
-    /// Kinds of ready-to-receive indication offered or accepted.
-    pub rtr: RtrKinds,
-}
-
-/// Settings of a connection.
-#[derive(Debug, Clone)]
-pub struct Config {
-    /// Protection domain and number of the queue pair.
-    pub scope: Scope,
-    /// MPA start-up.
-    pub mpa: MpaOptions,
-    /// READs and atomics of the peer served at a time (inbound depth), 0..=16383.
-    pub ird: u16,
-    /// READs and atomics outstanding at a time (outbound depth), 0..=16383.
-    pub ord: u16,
-    /// Length of the send queue.
-    pub max_send_wr: usize,
-    /// Length of the receive queue.
-    pub max_recv_wr: usize,
-    /// Pieces a work request may have.
-    pub max_sge: usize,
-    /// Octets of inline data a work request may have.
-    pub max_inline: usize,
-    /// How long the start-up may take.
-    pub startup_timeout: Duration,
-    /// How long a graceful close may take before the connection is torn down.
-    pub close_timeout: Duration,
-    /// Seeds the keys of READ sinks: draw it from the system's generator.
-    pub seed: u64,
-}
-
-impl Config {
-    /// The defaults for a queue pair `qpn` in the domain `pd`.
-    pub fn new(pd: PdId, qpn: Qpn, seed: u64) -> Self {
-        Self {
-            scope: Scope { pd, qpn },
-            mpa: MpaOptions::default(),
-            ird: 16,
-            ord: 16,
-            max_send_wr: 128,
-            max_recv_wr: 128,
-            max_sge: 16,
-            max_inline: 256,
-            startup_timeout: Duration::from_secs(10),
-            close_timeout: Duration::from_secs(10),
-            seed,
-        }
-    }
-}
-
-impl Default for MpaOptions {
-    /// Revision 2, CRC on, no markers, client-server, every RTR kind understood.
-    fn default() -> Self {
-        Self { revision: 2, crc: true, markers: false, peer_to_peer: false, rtr: RtrKinds::all() }
-    }
-}
-
-/// A connection request that arrived: answer with [`Connection::accept`] or [`Connection::reject`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Request {
-    /// The peer's private data.
-    pub private_data: Vec<u8>,
-    /// READs and atomics the peer serves at a time, if it said so (revision 2).
-    pub ird: Option<u16>,
-    /// READs and atomics the peer wants to have outstanding, if it said so.
-    pub ord: Option<u16>,
-    /// MPA revision of the request.
-    pub revision: u8,
-    /// Whether the peer asked for a peer-to-peer start-up.
-    pub peer_to_peer: bool,
-}
-
-/// The start-up is done.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Established {
-    /// Private data of the reply (initiator; empty at the responder).
-    pub private_data: Vec<u8>,
-    /// READs and atomics served at a time.
-    pub ird: u16,
-    /// READs and atomics that may be outstanding.
-    pub ord: u16,
-    /// MPA revision in use.
-    pub revision: u8,
-    /// Whether the CRC is made and checked.
-    pub crc: bool,
-    /// Whether we put markers into what we send.
-    pub markers_out: bool,
-    /// Whether the peer does.
-    pub markers_in: bool,
-    /// The ready-to-receive indication in use.
-    pub rtr: Option<RtrKinds>,
-}
-
-/// Why no connection came about.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum StartupError {
-    /// The peer's program said no.
-    #[error("the peer rejected the connection ({} octets of private data)", private_data.len())]
-    Rejected {
-        /// What it said.
-        private_data: Vec<u8>,
-        /// READs and atomics the peer serves at a time, if it said so.
-        ird: Option<u16>,
-        /// READs and atomics the peer wants, if it said so.
-        ord: Option<u16>,
-    },
-    /// The peer closed before a single octet came: an unenhanced responder does so with revision 2
-    /// (RFC 6581 §10). Try once more with revision 1.
-    #[error("the peer closed the connection without an answer to the MPA request")]
-    ClosedSilently,
-    /// The peer closed or reset in the middle of the start-up.
-    #[error("the connection was lost during the MPA start-up")]
-    Lost,
-    /// The peer said nothing in time.
-    #[error("the MPA start-up took longer than {0:?}")]
-    TimedOut(Duration),
-    /// What came was no start-up frame.
-    #[error("{0}")]
-    Malformed(#[from] wire::Error),
-    /// Well-formed, but not what may come here.
-    #[error("MPA start-up: {0}")]
-    Protocol(&'static str),
-    /// We were told to give up.
-    #[error("given up by the local side")]
-    Aborted,
-}
-
-/// Why an established connection ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum CloseReason {
-    /// Both sides closed in order.
-    Graceful,
-    /// The peer sent a Terminate.
-    TerminateReceived(Terminate),
-    /// We found an error and sent a Terminate.
-    TerminateSent(Terminate),
-    /// TCP was reset, timed out, or ended in the middle of work.
-    Lost,
-    /// We were told to abort.
-    Aborted,
-}
-
-/// What the program has to know.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Event {
-    /// Responder: a request is waiting for an answer.
-    Request(Request),
-    /// The start-up is done; sends may be posted.
-    Established(Established),
-    /// No connection came about. Nothing follows.
-    StartupFailed(StartupError),
-    /// The peer closed its side: nothing more arrives. Work that was posted is still sent.
-    PeerClosed,
-    /// The connection is over, all work is flushed. Nothing follows.
-    Closed(CloseReason),
-}
-
-/// A finished work request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Completion {
-    /// The driver's own number from the post.
-    pub tag: u64,
-    /// What the program sees.
-    pub wc: Wc,
-    /// Whether the program is to see it: false for unsignalled work that succeeded.
-    pub signaled: bool,
-}
-
-/// What the driver has to do with the socket once everything before it is written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shutdown {
-    /// Shut the sending side down (FIN), go on receiving.
-    Write,
-    /// Close the socket in order (after a FIN both ways, or a Terminate).
-    Close,
-    /// Close it abortively (RST).
-    Abort,
-}
-
-/// Counters of a connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct Stats {
-    /// FPDUs sent.
-    pub fpdus_sent: u64,
-    /// FPDUs received whole and found good.
-    pub fpdus_received: u64,
-    /// Octets of payload sent.
-    pub payload_sent: u64,
-    /// Octets of payload placed.
-    pub payload_received: u64,
-    /// FPDUs whose CRC was wrong.
-    pub crc_errors: u64,
-    /// FPDUs that broke MPA framing, DDP or RDMAP rules.
-    pub protocol_errors: u64,
-    /// Accesses of the peer that were refused.
-    pub access_errors: u64,
+pub(super) enum Phase {
+    /// Initiator: the request is on its way or sent, the reply has not come.
+    AwaitReply,
+    /// Responder: the request has not come.
+    AwaitRequest,
+    /// Responder: the program has the request and has not answered.
+    Requested,
+    /// FPDUs flow.
+    Open,
+    /// No new work: what is posted is carried out, then comes our FIN.
+    Draining,
+    /// Our FIN is out; the peer's is awaited.
+    FinSent,
+    /// All is flushed. What is left to say (a reject, a Terminate) is said, then FIN, then the
+    /// peer's FIN is awaited so that a reset does not overtake our last words.
+    Ending,
+    /// Over.
+    Closed,
 }
 
 /// One iWARP connection. See the [module](super) for the driver's loop.
 #[derive(Debug)]
 pub struct Connection {
-    role: Role,
+    pub(super) config: Config,
+    pub(super) role: Role,
+    pub(super) phase: Phase,
+    pub(super) stats: Stats,
+    /// Start-up frame that waits to be sent.
+    pub(super) startup_out: Vec<u8>,
+    /// What the request said, until it is answered.
+    pub(super) request: Option<super::startup::Negotiation>,
+    pub(super) established: Option<Established>,
+    /// FPDUs may leave: an initiator's from the reply on, a responder's from the initiator's first
+    /// FPDU on (RFC 5044 §7.1.2 rule 4).
+    pub(super) may_send: bool,
+    pub(super) emss: usize,
+    pub(super) tx: Sender,
+    pub(super) rx: Receiver,
+    pub(super) deframer: Deframer,
+    pub(super) unmarked: Vec<u8>,
+    pub(super) framer: Framer,
+    /// Our Terminate, until it is sent.
+    pub(super) terminate: Option<Terminate>,
+    /// Why the connection ends, once that is settled.
+    pub(super) reason: Option<CloseReason>,
+    pub(super) peer_fin: bool,
+    pub(super) fin_given: bool,
+    pub(super) deadline: Option<Instant>,
+    pub(super) shutdown: Option<Shutdown>,
+    pub(super) events: VecDeque<Event>,
+    pub(super) completions: VecDeque<Completion>,
 }
 
-#[allow(unused_variables, missing_docs, clippy::todo)]
+/// The segment size assumed until the driver tells: IPv4's least (RFC 9293 §3.7.1).
+const DEFAULT_EMSS: usize = 536;
+
 impl Connection {
-    /// The side that opened the TCP connection; the request goes out at the next
+    /// The side that opened the TCP connection. The request goes out at the next
     /// [`Connection::poll_transmit`]. `private_data`: at most 512 octets, 508 with revision 2.
     pub fn initiator(config: Config, private_data: &[u8], now: Instant) -> Result<Self, PostError> {
-        todo!()
+        let mut conn = Self::new(config, Role::Initiator, Phase::AwaitReply, now);
+        conn.startup_out = conn.request_frame(private_data)?;
+        Ok(conn)
     }
+
     /// The side that accepted the TCP connection and waits for a request.
     pub fn responder(config: Config, now: Instant) -> Self {
-        todo!()
+        Self::new(config, Role::Responder, Phase::AwaitRequest, now)
     }
-    /// Responder: the settings of the queue pair that takes the request, before `accept`
-    /// (the listener makes a Connection before it knows the program's queue pair).
-    pub fn configure(&mut self, config: Config) {
-        todo!()
+
+    fn new(config: Config, role: Role, phase: Phase, now: Instant) -> Self {
+        let deadline = Some(now + config.startup_timeout);
+        Self {
+            role,
+            phase,
+            stats: Stats::default(),
+            startup_out: Vec::new(),
+            request: None,
+            established: None,
+            may_send: false,
+            emss: DEFAULT_EMSS,
+            tx: Sender::new(config.seed),
+            rx: Receiver::default(),
+            deframer: Deframer::new(false, config.mpa.crc),
+            unmarked: Vec::new(),
+            framer: Framer::default(),
+            terminate: None,
+            reason: None,
+            peer_fin: false,
+            fin_given: false,
+            deadline,
+            shutdown: None,
+            events: VecDeque::new(),
+            completions: VecDeque::new(),
+            config,
+        }
     }
-    /// Responder: accept the request. Sends may be posted at once; they leave when the initiator's first FPDU came.
-    pub fn accept(&mut self, private_data: &[u8], now: Instant) -> Result<(), PostError> {
-        todo!()
+
+    /// Replaces the settings of a responder that has not answered yet: a listener takes requests
+    /// before it knows the program's queue pair. The markers that the peer was to be asked for and
+    /// everything else of the start-up follow the new settings.
+    ///
+    /// Fails with [`PostError::BadState`] once the request is answered.
+    pub fn configure(&mut self, config: Config) -> Result<(), PostError> {
+        match self.phase {
+            Phase::AwaitRequest | Phase::Requested => {
+                self.tx = Sender::new(config.seed);
+                self.config = config;
+                Ok(())
+            }
+            _ => Err(PostError::BadState(self.state())),
+        }
     }
-    /// Responder: refuse the request; then the connection is over.
-    pub fn reject(&mut self, private_data: &[u8], now: Instant) -> Result<(), PostError> {
-        todo!()
-    }
-    /// The effective maximum segment size of the TCP connection (TCP_MAXSEG), which bounds an FPDU.
+
+    /// Tells the effective maximum segment size of the TCP connection (`TCP_MAXSEG`): an FPDU
+    /// fills at most one segment (RFC 5044 §4.5). It may change at any time.
     pub fn set_emss(&mut self, emss: usize) {
-        todo!()
+        self.emss = emss;
     }
+
+    /// The state of the queue pair, as verbs have it.
     pub fn state(&self) -> QpState {
-        todo!()
+        match self.phase {
+            Phase::AwaitReply | Phase::AwaitRequest | Phase::Requested => QpState::Init,
+            Phase::Open => QpState::Rts,
+            Phase::Draining if !self.peer_fin => QpState::Sqd,
+            Phase::Draining | Phase::FinSent | Phase::Ending | Phase::Closed => QpState::Err,
+        }
     }
+
+    /// The settings.
     pub fn config(&self) -> &Config {
-        todo!()
+        &self.config
     }
+
+    /// What the start-up settled, once it is done.
+    pub fn established(&self) -> Option<&Established> {
+        self.established.as_ref()
+    }
+
+    /// The counters.
     pub fn stats(&self) -> &Stats {
-        todo!()
+        &self.stats
     }
-    /// Queue a send work request. `tag` comes back in its [`Completion`].
+
+    /// Queues a send work request. `tag` comes back in its [`Completion`].
+    ///
+    /// Taken from [`QpState::Rts`] on; in [`QpState::Err`] it is taken and flushed. A request
+    /// whose keys or bounds are wrong is taken, completes with an error and breaks the connection.
     pub fn post_send(&mut self, wr: SendWr, tag: u64) -> Result<(), PostError> {
-        todo!()
+        match self.state() {
+            QpState::Rts | QpState::Err => {}
+            state => return Err(PostError::BadState(state)),
+        }
+        self.tx.push(wr, tag, &self.config, self.established.as_ref())?;
+        if self.state() == QpState::Err {
+            self.tx.flush_last();
+            self.reap();
+        }
+        Ok(())
     }
-    /// Queue a receive. Allowed from the beginning on.
+
+    /// Queues a receive. `tag` comes back in its [`Completion`]. Taken in every state; in
+    /// [`QpState::Err`] it is flushed.
     pub fn post_recv(&mut self, wr: RecvWr, tag: u64) -> Result<(), PostError> {
-        todo!()
+        self.rx.push(wr, tag, &self.config)?;
+        if self.state() == QpState::Err {
+            self.flush_receives();
+        }
+        Ok(())
     }
-    /// Close gracefully: what is posted is finished, then FIN.
+
+    /// Closes gracefully: what is posted is carried out, then comes FIN, then the peer's FIN is
+    /// awaited. Before the start-up is done it gives up.
     pub fn close(&mut self, now: Instant) {
-        todo!()
+        match self.phase {
+            Phase::AwaitReply | Phase::AwaitRequest | Phase::Requested => {
+                self.fail_startup(StartupError::Aborted, Shutdown::Abort);
+            }
+            Phase::Open => self.drain(now),
+            Phase::Draining | Phase::FinSent | Phase::Ending | Phase::Closed => {}
+        }
     }
-    /// Move to the error state at once: everything is flushed, TCP is reset.
-    pub fn abort(&mut self, now: Instant) {
-        todo!()
+
+    /// Moves to the error state at once: everything is flushed, TCP is reset.
+    pub fn abort(&mut self, _now: Instant) {
+        match self.phase {
+            Phase::AwaitReply | Phase::AwaitRequest | Phase::Requested => {
+                self.fail_startup(StartupError::Aborted, Shutdown::Abort);
+            }
+            Phase::Open | Phase::Draining | Phase::FinSent => {
+                self.end(CloseReason::Aborted, Shutdown::Abort);
+            }
+            Phase::Ending => self.finish(Shutdown::Abort),
+            Phase::Closed => {}
+        }
     }
-    /// Take octets from the stream, in order. Returns how many were used up; the rest must be presented again,
-    /// in front of what follows. 65,544 octets of room (plus 4 per 512 with markers) always let it go on.
-    pub fn handle_stream<M: Memory + ?Sized>(&mut self, now: Instant, input: &[u8], mem: &M) -> usize {
-        todo!()
+
+    /// Takes octets of the stream, in order. Returns how many were used up; the rest must be
+    /// presented again, in front of what follows. An input of 66,064 octets (an FPDU of the
+    /// greatest length with its markers) is always used up at least in part.
+    pub fn handle_stream<M: Memory + ?Sized>(
+        &mut self,
+        now: Instant,
+        input: &[u8],
+        mem: &M,
+    ) -> usize {
+        let mut used = 0;
+        loop {
+            let rest = &input[used..];
+            match self.phase {
+                Phase::AwaitReply | Phase::AwaitRequest => match self.handle_start(now, rest) {
+                    0 => return used,
+                    n => used += n,
+                },
+                Phase::Requested if rest.is_empty() => return used,
+                // RFC 5044 §7.1.2 rule 3: an initiator sends no FPDU before it has the reply.
+                Phase::Requested => {
+                    let what = "octets follow the request before it was answered";
+                    self.fail_startup(StartupError::Protocol(what), Shutdown::Close);
+                }
+                Phase::Open | Phase::Draining | Phase::FinSent => {
+                    let mut unmarked = core::mem::take(&mut self.unmarked);
+                    let step = match self.deframer.next(rest, &mut unmarked) {
+                        Ok(Some(fpdu)) => {
+                            self.handle_ulpdu(now, fpdu.ulpdu, mem);
+                            Some(fpdu.consumed)
+                        }
+                        Ok(None) => None,
+                        Err(error) => {
+                            self.handle_bad_fpdu(now, error);
+                            Some(0)
+                        }
+                    };
+                    self.unmarked = unmarked;
+                    match step {
+                        Some(n) => {
+                            used += n;
+                            self.still_draining(now, n);
+                        }
+                        None => return used,
+                    }
+                }
+                // After an error nothing is delivered any more (RFC 5044 §8, RFC 5041 §7.1).
+                Phase::Ending | Phase::Closed => return input.len(),
+            }
+        }
     }
-    /// The peer's FIN. `leftover`: octets received and not used up by `handle_stream`.
+
+    /// How many octets, from the front of what [`Connection::handle_stream`] left, it wants to see
+    /// before it can go on.
+    pub fn need(&self, leftover: &[u8]) -> usize {
+        match self.phase {
+            Phase::Open | Phase::Draining | Phase::FinSent => self.deframer.need(leftover),
+            _ => leftover.len() + 1,
+        }
+    }
+
+    /// The peer's FIN. `leftover`: octets received that [`Connection::handle_stream`] has not used.
     pub fn handle_eof(&mut self, now: Instant, leftover: usize) {
-        todo!()
+        if core::mem::replace(&mut self.peer_fin, true) {
+            return;
+        }
+        match self.phase {
+            Phase::AwaitReply if leftover == 0 => {
+                self.fail_startup(StartupError::ClosedSilently, Shutdown::Close);
+            }
+            Phase::AwaitReply | Phase::AwaitRequest | Phase::Requested => {
+                self.fail_startup(StartupError::Lost, Shutdown::Close);
+            }
+            Phase::Open | Phase::Draining | Phase::FinSent
+                if leftover > 0 || self.rx.in_message() || self.tx.awaits_response() =>
+            {
+                // A message, or an answer that we wait for, will never be whole.
+                self.end(CloseReason::Lost, Shutdown::Close);
+            }
+            Phase::Open => {
+                self.events.push_back(Event::PeerClosed);
+                self.flush_receives();
+                self.tx.flush_unanswerable();
+                self.reap();
+                self.drain(now);
+            }
+            Phase::Draining => {
+                self.flush_receives();
+                self.tx.flush_unanswerable();
+                self.reap();
+            }
+            Phase::FinSent => self.end_gracefully(),
+            Phase::Ending => {
+                if self.terminate.is_none() && self.startup_out.is_empty() {
+                    self.finish(Shutdown::Close);
+                }
+            }
+            Phase::Closed => {}
+        }
     }
-    /// The connection broke (RST, time-out, write error).
-    pub fn handle_reset(&mut self, now: Instant) {
-        todo!()
+
+    /// The connection broke: a reset, TCP's time-out, a write error.
+    pub fn handle_reset(&mut self, _now: Instant) {
+        self.peer_fin = true;
+        match self.phase {
+            Phase::AwaitReply | Phase::AwaitRequest | Phase::Requested => {
+                self.fail_startup(StartupError::Lost, Shutdown::Close);
+            }
+            Phase::Open | Phase::Draining | Phase::FinSent => {
+                self.end(CloseReason::Lost, Shutdown::Close);
+            }
+            Phase::Ending => self.finish(Shutdown::Close),
+            Phase::Closed => {}
+        }
     }
+
+    /// The time that [`Connection::poll_timeout`] named has come.
     pub fn handle_timeout(&mut self, now: Instant) {
-        todo!()
+        if self.deadline.is_none_or(|deadline| now < deadline) {
+            return;
+        }
+        self.deadline = None;
+        match self.phase {
+            Phase::AwaitReply | Phase::AwaitRequest => {
+                let limit = self.config.startup_timeout;
+                self.fail_startup(StartupError::TimedOut(limit), Shutdown::Abort);
+            }
+            Phase::Draining | Phase::FinSent => self.end(CloseReason::Lost, Shutdown::Abort),
+            Phase::Ending => self.finish(Shutdown::Abort),
+            Phase::Requested | Phase::Open | Phase::Closed => {}
+        }
     }
-    /// Append what may be sent now to `out`, until it holds about `budget` octets or 1000 parts.
-    /// False: nothing was appended.
-    pub fn poll_transmit<M: Memory + ?Sized>(&mut self, now: Instant, mem: &M, budget: usize, out: &mut Transmit) -> bool {
-        todo!()
-    }
-    /// The socket took the next `n` octets of what poll_transmit gave.
-    pub fn handle_written(&mut self, now: Instant, n: usize) {
-        todo!()
-    }
-    /// What to do with the socket, once all octets given before were written (the driver asks when its Transmit is empty).
+
+    /// What the driver has to do with the socket. Ask when everything that
+    /// [`Connection::poll_transmit`] gave is written.
     pub fn poll_shutdown(&mut self) -> Option<Shutdown> {
-        todo!()
+        if let Some(shutdown) = self.shutdown.take() {
+            return Some(shutdown);
+        }
+        if self.tx.written != self.tx.queued || !self.startup_out.is_empty() {
+            return None;
+        }
+        match self.phase {
+            Phase::Draining if self.tx.is_idle() && !self.fin_given => {
+                self.fin_given = true;
+                if self.peer_fin {
+                    self.end_gracefully();
+                    return self.shutdown.take();
+                }
+                self.phase = Phase::FinSent;
+                Some(Shutdown::Write)
+            }
+            Phase::Ending if self.terminate.is_none() && !self.fin_given => {
+                self.fin_given = true;
+                if self.peer_fin {
+                    self.finish(Shutdown::Close);
+                    return self.shutdown.take();
+                }
+                Some(Shutdown::Write)
+            }
+            _ => None,
+        }
     }
+
+    /// The next finished work request.
     pub fn poll_completion(&mut self) -> Option<Completion> {
-        todo!()
+        self.completions.pop_front()
     }
+
+    /// The next thing the program has to know.
     pub fn poll_event(&mut self) -> Option<Event> {
-        todo!()
+        self.events.pop_front()
     }
+
+    /// When [`Connection::handle_timeout`] wants to be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        todo!()
+        self.deadline
+    }
+
+    /// No new work; FIN follows what is posted.
+    fn drain(&mut self, now: Instant) {
+        self.phase = Phase::Draining;
+        self.deadline = Some(now + self.config.close_timeout);
+    }
+
+    /// A close may take as long as the work that was posted before it, if that gets on.
+    pub(super) fn still_draining(&mut self, now: Instant, progress: usize) {
+        if self.phase == Phase::Draining && progress > 0 {
+            self.deadline = Some(now + self.config.close_timeout);
+        }
+    }
+
+    fn end_gracefully(&mut self) {
+        self.end(CloseReason::Graceful, Shutdown::Close);
+    }
+
+    /// Ends with nothing more to say: everything is flushed.
+    pub(super) fn end(&mut self, reason: CloseReason, shutdown: Shutdown) {
+        self.reason = Some(reason);
+        self.finish(shutdown);
+    }
+
+    /// The last step: the socket is closed, the program is told.
+    pub(super) fn finish(&mut self, shutdown: Shutdown) {
+        if self.phase == Phase::Closed {
+            return;
+        }
+        self.phase = Phase::Closed;
+        self.flush_all();
+        self.deadline = None;
+        self.terminate = None;
+        self.startup_out.clear();
+        self.shutdown = Some(shutdown);
+        if let Some(reason) = self.reason.clone() {
+            self.events.push_back(Event::Closed(reason));
+        }
+    }
+
+    /// We found an error: everything is flushed, the Terminate is sent, then FIN.
+    pub(super) fn terminate(&mut self, now: Instant, terminate: Terminate) {
+        self.flush_all();
+        self.say_last_words(now, terminate);
+    }
+
+    fn say_last_words(&mut self, now: Instant, terminate: Terminate) {
+        self.reason = Some(CloseReason::TerminateSent(terminate));
+        self.terminate = Some(terminate);
+        self.phase = Phase::Ending;
+        self.deadline = Some(now + self.config.close_timeout);
+        // Without a first FPDU of the initiator a responder may not send even this.
+        if !self.may_send {
+            self.terminate = None;
+        }
+    }
+
+    /// The peer found an error: the work it blames fails, everything else is flushed.
+    pub(super) fn handle_terminate(&mut self, now: Instant, terminate: Terminate) {
+        self.tx.blame(&terminate);
+        self.flush_all();
+        self.reason = Some(CloseReason::TerminateReceived(terminate));
+        self.phase = Phase::Ending;
+        self.deadline = Some(now + self.config.close_timeout);
+    }
+
+    /// An FPDU that cannot be framed or whose CRC is wrong.
+    fn handle_bad_fpdu(&mut self, now: Instant, error: crate::wire::Error) {
+        // RFC 5044 §8: codes 2 (CRC) and 3 (markers and lengths disagree).
+        let code = match error.problem {
+            crate::wire::Problem::Crc { .. } => {
+                self.stats.crc_errors += 1;
+                TermCode::MPA_CRC
+            }
+            _ => {
+                self.stats.protocol_errors += 1;
+                TermCode::MPA_MARKER
+            }
+        };
+        self.terminate(now, Terminate::new(code));
+    }
+
+    /// A work request of our own cannot be carried out: it fails, what follows it is flushed.
+    pub(super) fn fail_local(&mut self, now: Instant, index: usize, status: WcStatus) {
+        // What was handed out before it still reaches the socket, and completes then.
+        self.tx.fail_at(index, status);
+        self.reap();
+        self.flush_receives();
+        // RFC 5040 §7.1 case 1: a Terminate goes out instead of the request, without headers.
+        self.say_last_words(now, Terminate::new(TermCode::RDMAP_LOCAL_CATASTROPHIC));
+    }
+
+    pub(super) fn flush_all(&mut self) {
+        self.tx.flush_all();
+        self.reap();
+        self.flush_receives();
+    }
+
+    pub(super) fn flush_receives(&mut self) {
+        while let Some(recv) = self.rx.pop() {
+            let wc = Wc {
+                id: recv.wr.id,
+                status: WcStatus::WR_FLUSH_ERR,
+                opcode: WcOpcode::RECV,
+                qpn: self.config.scope.qpn,
+                ..Wc::default()
+            };
+            self.completions.push_back(Completion { tag: recv.tag, wc });
+        }
+    }
+
+    /// Moves send work that is done from the front of the queue to the completions, in order.
+    pub(super) fn reap(&mut self) {
+        while let Some(front) = self.tx.front() {
+            let status = match front.stage {
+                Stage::Done(status) => status,
+                // RFC 5040 §5.5: a SEND or WRITE completes when its source may be reused. The
+                // socket has taken its last octet, so it may.
+                Stage::Sent { end } if end <= self.tx.written => WcStatus::SUCCESS,
+                Stage::Sent { .. } | Stage::Queued | Stage::Sending | Stage::Awaiting => return,
+            };
+            let Some(work) = self.tx.pop_front() else {
+                return;
+            };
+            if status.is_ok() && !work.signaled() {
+                continue;
+            }
+            let wc = Wc {
+                id: work.id,
+                status,
+                opcode: opcode_of(&work.op),
+                byte_len: if status.is_ok() { work.len } else { 0 },
+                qpn: self.config.scope.qpn,
+                vendor_err: if status.is_ok() { 0 } else { self.vendor_err() },
+                ..Wc::default()
+            };
+            self.completions.push_back(Completion { tag: work.tag, wc });
+        }
+    }
+
+    fn vendor_err(&self) -> u32 {
+        self.tx.blamed.map_or(0, u32::from)
+    }
+
+    /// The payload that fits one FPDU behind a DDP header of `header` octets.
+    pub(super) fn room(&self, header: usize) -> usize {
+        fpdu::mulpdu(self.emss, self.framer.markers.is_some()) - header
+    }
+}
+
+const fn opcode_of(op: &SendOp) -> WcOpcode {
+    match op {
+        SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv(_) | SendOp::Imm(_) => WcOpcode::SEND,
+        SendOp::Write(_) | SendOp::WriteImm(..) => WcOpcode::WRITE,
+        SendOp::Read(_) => WcOpcode::READ,
+        SendOp::FetchAdd { .. } => WcOpcode::FETCH_ADD,
+        SendOp::CmpSwap { .. } => WcOpcode::CMP_SWAP,
+        SendOp::LocalInv(_) => WcOpcode::LOCAL_INV,
     }
 }

@@ -27,6 +27,8 @@ pub enum Part {
 pub struct Transmit {
     bytes: Vec<u8>,
     parts: Vec<Part>,
+    /// Octets of `bytes` that belong to a part.
+    sealed: usize,
     len: usize,
 }
 
@@ -55,6 +57,7 @@ impl Transmit {
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.parts.clear();
+        self.sealed = 0;
         self.len = 0;
     }
 
@@ -79,25 +82,20 @@ impl Transmit {
         &mut self.bytes
     }
 
-    /// Takes the octets appended since the last seal as a part, joined to the last one if it ends
-    /// where they begin.
-    pub(super) fn seal(&mut self) {
-        let end = self.bytes.len();
-        let start = match self.parts.iter().rev().find_map(|p| match *p {
-            Part::Bytes { end, .. } => Some(end),
-            Part::Region(_) => None,
-        }) {
-            Some(sealed) => sealed,
-            None => 0,
-        };
+    /// Takes the octets appended since the last seal as a part, joined to the last one if that is
+    /// of this kind. Returns how many they are.
+    pub(super) fn seal(&mut self) -> usize {
+        let (start, end) = (self.sealed, self.bytes.len());
         if start == end {
-            return;
+            return 0;
         }
+        self.sealed = end;
         self.len += end - start;
         match self.parts.last_mut() {
             Some(Part::Bytes { end: last, .. }) => *last = end,
             _ => self.parts.push(Part::Bytes { start, end }),
         }
+        end - start
     }
 
     /// Appends a piece of a region.

@@ -1,0 +1,368 @@
+//! The bare TCP socket, measured in the same run as userdma: what a ratio is taken against.
+//!
+//! Two processes, as with userdma itself. The client sends a head and does its part; the server
+//! measures what it receives by its own clock:
+//!
+//! ```text
+//!  0       4        8        12
+//! | shape | there  | back   | milliseconds     (u32 each, big endian)
+//! ```
+//!
+//! | shape | client | server |
+//! |---|---|---|
+//! | 1 stream | writes of `there` octets, each one call | reads of as much, counts |
+//! | 2 stream back | reads, counts | writes of `back` octets |
+//! | 3 messages | writes of `there` octets, each one call | reads into a big buffer, counts |
+//! | 4 ping-pong | `there` octets, waits for `back` | the other way; both spin |
+
+use std::{
+    io::{self, ErrorKind, Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    process::{self, ExitCode},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use hdrhistogram::Histogram;
+use serde_json::json;
+
+use crate::{
+    output,
+    session::{Measure, PerfOp, Reader},
+};
+
+/// Octets of the head, and of the server's result (octets received, nanoseconds).
+const HEAD: usize = 16;
+/// The receiver's buffer where messages are small.
+const BIG: usize = 1 << 20;
+/// Largest message taken.
+const MAX: u32 = (16 << 20) + 64;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+enum Shape {
+    Stream = 1,
+    StreamBack = 2,
+    Messages = 3,
+    PingPong = 4,
+}
+
+/// One measurement of the bare socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Bare {
+    shape: Shape,
+    there: u32,
+    back: u32,
+    millis: u32,
+    /// Whether the latency is that of one way.
+    half: bool,
+}
+
+/// Octets on the wire of a message of `payload` octets behind a DDP and RDMAP header of `header`,
+/// in one FPDU: length field, header, payload, padding to 4, CRC (RFC 5044 §4.1).
+const fn fpdu(header: u32, payload: u32) -> u32 {
+    (2 + header + payload).next_multiple_of(4) + 4
+}
+
+/// Header octets of tagged and untagged messages (RFC 5041 §4).
+const TAGGED: u32 = 14;
+const UNTAGGED: u32 = 18;
+/// Octets of an atomic request and an atomic response behind the header (RFC 7306 §5.2).
+const ATOMIC_REQUEST: u32 = 52;
+const ATOMIC_RESPONSE: u32 = 12;
+/// Octets of a READ request behind the header (RFC 5040 §4.4).
+const READ_REQUEST: u32 = 28;
+
+impl Bare {
+    /// The counterpart of measuring `measure` of `op`.
+    pub(crate) fn new(op: PerfOp, measure: Measure, size: u32, millis: u32) -> Self {
+        let (shape, there, back) = match (measure, op) {
+            (Measure::Bandwidth, PerfOp::Read) => (Shape::StreamBack, 0, size),
+            (Measure::Bandwidth, _) => (Shape::Stream, size, 0),
+            // The wire size of the message that carries the payload.
+            (Measure::Rate, PerfOp::Send) => (Shape::Messages, fpdu(UNTAGGED, size), 0),
+            (Measure::Rate, PerfOp::Write | PerfOp::Read) => {
+                (Shape::Messages, fpdu(TAGGED, size), 0)
+            }
+            (Measure::Rate, PerfOp::Atomic) => {
+                (Shape::Messages, fpdu(UNTAGGED, ATOMIC_RESPONSE), 0)
+            }
+            (Measure::Latency, PerfOp::Send | PerfOp::Write) => {
+                (Shape::PingPong, size.max(1), size.max(1))
+            }
+            // What the program says and gets, without any headers.
+            (Measure::Latency, PerfOp::Read) => (Shape::PingPong, READ_REQUEST, size.max(1)),
+            (Measure::Latency, PerfOp::Atomic) => {
+                (Shape::PingPong, ATOMIC_REQUEST, ATOMIC_RESPONSE)
+            }
+        };
+        let half = matches!(op, PerfOp::Send | PerfOp::Write);
+        Self { shape, there, back, millis, half }
+    }
+
+    fn head(self) -> [u8; HEAD] {
+        let mut head = [0; HEAD];
+        let fields = [self.shape as u32, self.there, self.back, self.millis];
+        for (place, field) in head.chunks_mut(4).zip(fields) {
+            place.copy_from_slice(&field.to_be_bytes());
+        }
+        head
+    }
+
+    fn from_head(head: &[u8; HEAD]) -> Result<Self> {
+        let mut r = Reader(head);
+        let shape = r.u32()?;
+        let shape = [Shape::Stream, Shape::StreamBack, Shape::Messages, Shape::PingPong]
+            .into_iter()
+            .find(|s| *s as u32 == shape)
+            .with_context(|| format!("unknown shape {shape}"))?;
+        let (there, back, millis) = (r.u32()?, r.u32()?, r.u32()?);
+        if there > MAX || back > MAX {
+            bail!("messages of {there} and {back} octets: at most {MAX}");
+        }
+        Ok(Self { shape, there, back, millis, half: false })
+    }
+
+    /// Measures against a bare server at `addr`: GB/s, million messages per second, or
+    /// microseconds.
+    pub(crate) fn measure(self, addr: SocketAddr) -> Result<f64> {
+        self.client(addr).context("the measurement of the bare socket failed")
+    }
+
+    fn client(self, addr: SocketAddr) -> Result<f64> {
+        let mut tcp = TcpStream::connect(addr)?;
+        tcp.set_nodelay(true)?;
+        tcp.write_all(&self.head())?;
+        let deadline = Instant::now() + Duration::from_millis(self.millis.into());
+        match self.shape {
+            Shape::Stream | Shape::Messages => {
+                write_until(&mut tcp, self.there, deadline)?;
+                tcp.shutdown(std::net::Shutdown::Write)?;
+                let mut result = [0; HEAD];
+                tcp.read_exact(&mut result)?;
+                let mut r = Reader(&result);
+                let (octets, nanos) = (r.u64()? as f64, r.u64()?.max(1) as f64);
+                Ok(match self.shape {
+                    Shape::Messages => octets / f64::from(self.there) / nanos * 1e3,
+                    _ => octets / nanos,
+                })
+            }
+            Shape::StreamBack => {
+                let (octets, time) = read_to_end(&mut tcp, self.back as usize)?;
+                Ok(octets as f64 / time.as_nanos().max(1) as f64)
+            }
+            Shape::PingPong => {
+                tcp.set_nonblocking(true)?;
+                let (there, mut back) = (vec![7; self.there as usize], vec![0; self.back as usize]);
+                let mut times = histogram()?;
+                let mut last = Instant::now();
+                for n in 0_u64.. {
+                    spin_write(&mut tcp, &there)?;
+                    if !spin_read(&mut tcp, &mut back)? {
+                        bail!("the bare server closed");
+                    }
+                    let now = Instant::now();
+                    if n >= WARM_UP {
+                        times.saturating_record((now - last).as_nanos() as u64);
+                    }
+                    last = now;
+                    if now >= deadline && n >= WARM_UP {
+                        break;
+                    }
+                }
+                let ways = if self.half { 2.0 } else { 1.0 };
+                Ok(times.value_at_quantile(0.5) as f64 / ways / 1e3)
+            }
+        }
+    }
+
+    fn serve(self, tcp: &mut TcpStream) -> Result<()> {
+        match self.shape {
+            Shape::Stream | Shape::Messages => {
+                let room = if self.shape == Shape::Messages { BIG } else { self.there as usize };
+                let (octets, time) = read_to_end(tcp, room)?;
+                let mut result = octets.to_be_bytes().to_vec();
+                result.extend((time.as_nanos() as u64).to_be_bytes());
+                tcp.write_all(&result)?;
+            }
+            Shape::StreamBack => {
+                let deadline = Instant::now() + Duration::from_millis(self.millis.into());
+                write_until(tcp, self.back, deadline)?;
+            }
+            Shape::PingPong => {
+                tcp.set_nonblocking(true)?;
+                let (mut there, back) = (vec![0; self.there as usize], vec![7; self.back as usize]);
+                while spin_read(tcp, &mut there)? {
+                    spin_write(tcp, &back)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Rounds that are not counted: caches and the socket's buffers settle.
+pub(crate) const WARM_UP: u64 = 100;
+
+/// Nanoseconds up to a minute, to three digits.
+pub(crate) fn histogram() -> Result<Histogram<u64>> {
+    Ok(Histogram::new_with_bounds(1, 60_000_000_000, 3)?)
+}
+
+/// One write a message until `deadline`.
+fn write_until(tcp: &mut TcpStream, len: u32, deadline: Instant) -> io::Result<()> {
+    let message = vec![7; len as usize];
+    // The clock is read once per 64 KiB or 16 messages, so that it costs nothing.
+    let between = (65_536 / len.max(1)).clamp(1, 16);
+    while Instant::now() < deadline {
+        for _ in 0..between {
+            tcp.write_all(&message)?;
+        }
+    }
+    Ok(())
+}
+
+/// Reads to the end of the stream: how much, and how long it took.
+fn read_to_end(tcp: &mut TcpStream, room: usize) -> io::Result<(u64, Duration)> {
+    let mut buf = vec![0; room.max(1)];
+    let begun = Instant::now();
+    let mut octets = 0;
+    loop {
+        match tcp.read(&mut buf) {
+            Ok(0) => return Ok((octets, begun.elapsed())),
+            Ok(n) => octets += n as u64,
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+/// Whether a non-blocking call is to be tried again at once.
+fn again(e: &io::Error) -> bool {
+    matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
+fn spin_write(tcp: &mut TcpStream, mut data: &[u8]) -> io::Result<()> {
+    while !data.is_empty() {
+        match tcp.write(data) {
+            Ok(n) => data = &data[n..],
+            Err(e) if again(&e) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+/// Fills `buf`; false at the end of the stream.
+fn spin_read(tcp: &mut TcpStream, mut buf: &mut [u8]) -> io::Result<bool> {
+    while !buf.is_empty() {
+        match tcp.read(buf) {
+            Ok(0) => return Ok(false),
+            Ok(n) => buf = &mut buf[n..],
+            Err(e) if again(&e) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(true)
+}
+
+/// The server's process: one client after the other until stdin closes.
+pub(crate) fn serve() -> Result<ExitCode> {
+    let listener = TcpListener::bind("127.0.0.1:0").context("cannot listen on loopback")?;
+    let addr = listener.local_addr()?;
+    output::json(&json!({
+        "event": "listening",
+        "transport": "tcp",
+        "addr": addr.ip().to_string(),
+        "port": addr.port(),
+    }));
+    thread::spawn(|| {
+        let mut buf = [0; 64];
+        while matches!(io::stdin().lock().read(&mut buf), Ok(n) if n > 0) {}
+        process::exit(0);
+    });
+    loop {
+        let (mut tcp, _) = listener.accept().context("cannot accept a connection")?;
+        if let Err(e) = one(&mut tcp) {
+            output::note(&format!("bare server: {e:#}"));
+        }
+    }
+}
+
+fn one(tcp: &mut TcpStream) -> Result<()> {
+    tcp.set_nodelay(true)?;
+    let mut head = [0; HEAD];
+    tcp.read_exact(&mut head)?;
+    Bare::from_head(&head)?.serve(tcp)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// RFC 5044 §4.1: 8 octets in a tagged FPDU take 28 on the wire.
+    #[test]
+    fn wire_sizes_follow_the_rule() {
+        assert_eq!(fpdu(TAGGED, 8), 28);
+        assert_eq!(fpdu(UNTAGGED, 8), 32);
+        assert_eq!(fpdu(TAGGED, 0), 20);
+        assert_eq!(fpdu(TAGGED, 1), 24);
+        // The advert of rping: a TCP segment of 40 octets in iwarp_rping.pcap; its READ request 52.
+        assert_eq!(fpdu(UNTAGGED, 16), 40);
+        assert_eq!(fpdu(UNTAGGED, READ_REQUEST), 52);
+        assert_eq!(fpdu(TAGGED, 64), 84);
+    }
+
+    #[test]
+    fn heads_survive_the_way() {
+        let all = [PerfOp::Send, PerfOp::Write, PerfOp::Read, PerfOp::Atomic];
+        for op in all {
+            for measure in [Measure::Bandwidth, Measure::Latency, Measure::Rate] {
+                let bare = Bare::new(op, measure, 8, 5);
+                let read = Bare::from_head(&bare.head()).unwrap();
+                assert_eq!(read, Bare { half: false, ..bare });
+            }
+        }
+        assert!(Bare::from_head(&[0; HEAD]).is_err());
+        let huge = Bare { there: MAX + 1, ..Bare::new(PerfOp::Send, Measure::Rate, 8, 5) };
+        assert!(Bare::from_head(&huge.head()).is_err());
+    }
+
+    #[test]
+    fn the_histogram_keeps_what_it_is_given() {
+        let mut times = histogram().unwrap();
+        for nanos in [4_000, 5_000, 6_000, 1_000_000_000] {
+            times.saturating_record(nanos);
+        }
+        assert!((4_990..=5_010).contains(&times.value_at_quantile(0.5)));
+        assert!(times.max() >= 1_000_000_000);
+    }
+
+    #[test]
+    fn every_shape_gives_a_figure() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = listener.local_addr().unwrap();
+        let shapes = [
+            Bare::new(PerfOp::Write, Measure::Bandwidth, 65536, 20),
+            Bare::new(PerfOp::Read, Measure::Bandwidth, 65536, 20),
+            Bare::new(PerfOp::Write, Measure::Rate, 8, 20),
+            Bare::new(PerfOp::Send, Measure::Latency, 64, 20),
+        ];
+        let server = thread::spawn(move || {
+            for _ in shapes {
+                one(&mut listener.accept().unwrap().0).unwrap();
+            }
+        });
+        for bare in shapes {
+            let value = bare.measure(addr).unwrap();
+            assert!(value.is_finite() && value > 0.0, "{bare:?}: {value}");
+            if bare.shape == Shape::PingPong {
+                // No socket answers in a tenth of a microsecond.
+                assert!(value > 0.1, "{value} us");
+            }
+        }
+        server.join().unwrap();
+    }
+}

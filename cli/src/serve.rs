@@ -1,0 +1,458 @@
+//! `userdma serve`: rping's server (or librdmacm's rdma_server), and the server of `demo` and
+//! `perf`, which their private data tells apart.
+
+use std::{
+    net::SocketAddr,
+    process::ExitCode,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, anyhow, bail};
+use clap::{Args, ValueEnum};
+use serde_json::{Value, json};
+use tokio::{
+    sync::Semaphore,
+    task::{JoinSet, spawn_blocking},
+    time::{sleep, timeout},
+};
+use userdma::{Access, ConnRequest, Device, RecvWr, Region, SendOp, SendWr, proto::iwarp::Stats};
+
+use crate::{
+    chain,
+    common::{
+        Common, Link, Shape, Target, add_counters, check_wc, close, counters, counters_json,
+        settled,
+    },
+    demo::{self, is_flush},
+    output::{self, line, note},
+    perf, rping,
+    session::{Asked, Hello, MAGIC, Mode, VERSION},
+    stop::Stop,
+};
+
+/// Clients served at a time; more are rejected.
+const MAX_CLIENTS: usize = 16;
+
+/// Wait for clients: rping, rdma_client, and the demo and perf of userdma.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  userdma serve --listen 10.0.0.1                         for rping -c, userdma ping, userdma perf
+  userdma serve --listen '[::]:0' --json                  any address, a free port, events as JSON
+  userdma serve --listen 10.0.0.1:7471 --as rdma-server   for librdmacm's rdma_client
+  userdma serve --once --crc off                          one client, then the exit status tells
+
+Exit status: 0 after Ctrl-C or SIGTERM; with --once 0 if the client was served well, 1 if not;
+2 for wrong arguments.")]
+pub(crate) struct Serve {
+    /// Where to listen; port 0 takes a free one
+    #[arg(long, value_name = "ADDR[:PORT]", default_value = "127.0.0.1")]
+    listen: Target,
+    /// What clients get that are no userdma demo or perf
+    #[arg(long = "as", value_enum, default_value_t = Service::Rping)]
+    service: Service,
+    /// End after the first client
+    #[arg(long)]
+    once: bool,
+    /// Print events as JSON, one a line
+    #[arg(long)]
+    json: bool,
+    /// End when stdin closes (for a parent process)
+    #[arg(long, hide = true)]
+    until_stdin_closes: bool,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// A service of librdmacm's examples.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Service {
+    /// `rping -s`
+    Rping,
+    /// `rdma_server`
+    RdmaServer,
+}
+
+impl Service {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Rping => "rping",
+            Self::RdmaServer => "rdma-server",
+        }
+    }
+}
+
+/// What all clients' tasks share.
+struct Shared {
+    dev: Device,
+    common: Common,
+    service: Service,
+    json: bool,
+    stop: Stop,
+    room: Arc<Semaphore>,
+    totals: Mutex<Totals>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Totals {
+    clients: u64,
+    failed: u64,
+    stats: Stats,
+}
+
+impl Shared {
+    /// An event: as JSON, or as text.
+    fn event(&self, value: &Value, text: &str) {
+        if self.json {
+            output::json(value);
+        } else {
+            line(text);
+        }
+    }
+
+    fn failure(&self, peer: SocketAddr, mode: &str, error: &anyhow::Error) {
+        let error = chain(error);
+        if self.json {
+            output::json(
+                &json!({"event": "error", "peer": peer.to_string(), "mode": mode, "error": error}),
+            );
+        } else {
+            note(&format!("error: {peer} ({mode}): {error}"));
+        }
+    }
+
+    fn count(&self, ok: bool, stats: Option<Stats>) {
+        // Plain numbers stay right even if a task died while it held the lock.
+        let mut totals = self.totals.lock().unwrap_or_else(PoisonError::into_inner);
+        totals.clients += 1;
+        totals.failed += u64::from(!ok);
+        if let Some(stats) = stats {
+            add_counters(&mut totals.stats, &stats);
+        }
+    }
+}
+
+/// Runs the command.
+pub(crate) async fn run(args: Serve) -> Result<ExitCode> {
+    args.common.check()?;
+    let stop = Stop::on_signals()?;
+    if args.until_stdin_closes {
+        stop.when_stdin_closes()?;
+    }
+    let addr = args.listen.resolve().await?[0];
+    let dev = Device::open(&args.common.device_uri(addr))?;
+    let listener = dev
+        .listen(None)
+        .await
+        .with_context(|| format!("cannot listen on {} {addr}", args.common.transport.name()))?;
+    listener.set_mpa(args.common.mpa());
+    let local = listener.local_addr();
+    let shared = Arc::new(Shared {
+        dev,
+        common: args.common.clone(),
+        service: args.service,
+        json: args.json,
+        stop: stop.clone(),
+        room: Arc::new(Semaphore::new(MAX_CLIENTS)),
+        totals: Mutex::default(),
+    });
+    shared.event(
+        &json!({
+            "event": "listening",
+            "transport": args.common.transport.name(),
+            "addr": local.ip().to_string(),
+            "port": local.port(),
+            "udp_port": null,
+        }),
+        &format!(
+            "listening on {} {local}, as {}",
+            args.common.transport.name(),
+            args.service.name()
+        ),
+    );
+    if !local.ip().to_canonical().is_loopback() {
+        note(&format!(
+            "warning: {local} is reachable from other hosts, and nothing here asks who they are"
+        ));
+    }
+
+    let mut clients = JoinSet::new();
+    let mut errors = 0;
+    let mut all_ok = true;
+    loop {
+        let request = tokio::select! {
+            request = listener.accept() => request,
+            // Finished clients leave the set as they go.
+            Some(_) = clients.join_next(), if !clients.is_empty() => continue,
+            () = stop.raised() => break,
+        };
+        let request = match request {
+            Ok(request) => request,
+            Err(e) if errors < 10 => {
+                // Too many open files, and the like: it may pass.
+                errors += 1;
+                note(&format!("warning: cannot accept a connection: {}", chain(&e.into())));
+                sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+            Err(e) => return Err(e).context("cannot accept connections"),
+        };
+        errors = 0;
+        let client = client(Arc::clone(&shared), request);
+        if args.once {
+            all_ok = client.await;
+            break;
+        }
+        clients.spawn(client);
+    }
+
+    // Whoever is still connected gets a moment to be told; the rest ends with its task.
+    let drain = async { while clients.join_next().await.is_some() {} };
+    let _ = timeout(Duration::from_secs(1), drain).await;
+    clients.abort_all();
+    if args.common.verbose {
+        summary(&shared);
+    }
+    Ok(if all_ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn summary(shared: &Shared) {
+    let totals = *shared.totals.lock().unwrap_or_else(PoisonError::into_inner);
+    let d = shared.dev.stats();
+    shared.event(
+        &json!({
+            "event": "summary",
+            "clients": totals.clients,
+            "failed": totals.failed,
+            "connections": d.connections,
+            "rejected": d.rejected,
+            "refused": d.refused,
+            "startup_timeouts": d.startup_timeouts,
+            "startup_malformed": d.startup_malformed,
+            "startup_lost": d.startup_lost,
+            "accept_errors": d.accept_errors,
+            "counters": counters_json(&totals.stats),
+        }),
+        &format!(
+            "{} clients, {} failed\n\
+             connections {}, rejected {}, refused {}, start-ups timed out {} malformed {} lost {}, \
+             accept errors {}\n{}",
+            totals.clients,
+            totals.failed,
+            d.connections,
+            d.rejected,
+            d.refused,
+            d.startup_timeouts,
+            d.startup_malformed,
+            d.startup_lost,
+            d.accept_errors,
+            counters(&totals.stats)
+        ),
+    );
+}
+
+/// Serves one client from its request to its end. Says whether it went well.
+async fn client(shared: Arc<Shared>, request: ConnRequest) -> bool {
+    let peer = request.peer_addr();
+    let asked = Hello::read(request.private_data());
+    let mode = match &asked {
+        Asked::Stranger => shared.service.name(),
+        Asked::Known(hello) => hello.mode.name(),
+        Asked::Refused(..) => "refused",
+    };
+    let Ok(_room) = Arc::clone(&shared.room).try_acquire_owned() else {
+        let mut answer = Vec::new();
+        if let Asked::Known(hello) = asked {
+            answer.extend(MAGIC);
+            answer.extend([VERSION, hello.mode.code()]);
+            answer.extend(b"too many clients");
+        }
+        let error = anyhow!("rejected: {MAX_CLIENTS} clients are being served already");
+        shared.failure(peer, mode, &error);
+        // The peer may be gone: there is nothing more to tell it.
+        let _ = request.reject(&answer).await;
+        shared.count(false, None);
+        return false;
+    };
+    let mut stats = None;
+    let served = tokio::select! {
+        served = dispatch(&shared, request, asked, &mut stats) => served,
+        () = shared.stop.raised() => Err(anyhow!("ended by a signal")),
+    };
+    let ok = match served {
+        Ok((details, text, ok)) => {
+            let mut event = json!({
+                "event": "done",
+                "peer": peer.to_string(),
+                "mode": mode,
+                "ok": ok,
+            });
+            merge(&mut event, details);
+            shared.event(&event, &format!("{peer} ({mode}): done, {text}"));
+            ok
+        }
+        Err(e) => {
+            shared.failure(peer, mode, &e);
+            false
+        }
+    };
+    shared.count(ok, stats.map(|qp: userdma::Qp| qp.stats()));
+    ok
+}
+
+fn merge(event: &mut Value, details: Value) {
+    if let (Value::Object(event), Value::Object(details)) = (event, details) {
+        event.extend(details);
+    }
+}
+
+/// What a served client came to: details for JSON, the same as text, whether it went well.
+type Outcome = (Value, String, bool);
+
+async fn dispatch(
+    shared: &Shared,
+    request: ConnRequest,
+    asked: Asked,
+    qp: &mut Option<userdma::Qp>,
+) -> Result<Outcome> {
+    match asked {
+        Asked::Refused(answer, why) => {
+            request.reject(&answer).await.context("cannot reject")?;
+            bail!("rejected: {why}");
+        }
+        Asked::Known(hello) => {
+            let seed = hello.seed;
+            let acceptance = hello.acceptance();
+            match hello.mode {
+                Mode::Demo { size, count } => {
+                    let shape = demo::Peer::SHAPE;
+                    let link = make(shared, shape, qp)?;
+                    let mut peer = demo::Peer::new(link.clone(), seed, size, count)?;
+                    peer.post_receives()?;
+                    accept(shared, request, &link, &acceptance, &hello.mode.to_string()).await?;
+                    let served = demo::serve(&mut peer).await?;
+                    end(&link).await;
+                    let mismatch = served.mismatch_text();
+                    let ok = mismatch.is_none();
+                    let text = match &mismatch {
+                        None => format!("{} messages verified", served.verified),
+                        Some(mismatch) => format!("MISMATCH in {mismatch}"),
+                    };
+                    let details = json!({
+                        "messages": served.messages,
+                        "verified": served.verified,
+                        "mismatch": mismatch,
+                    });
+                    Ok((details, text, ok))
+                }
+                Mode::Perf { op, measure, size, millis } => {
+                    let run = perf::Run { op, measure, size, millis };
+                    let link = make(shared, perf::shape(run), qp)?;
+                    let side = perf::Side::new(link.clone(), run)?;
+                    side.post_receives()?;
+                    accept(shared, request, &link, &acceptance, &hello.mode.to_string()).await?;
+                    let stop = shared.stop.clone();
+                    // It spins: it gets a thread of its own.
+                    let result = spawn_blocking(move || perf::serve(side, &stop))
+                        .await
+                        .context("the measuring thread died")??;
+                    end(&link).await;
+                    let details = json!({"messages": result.messages, "bytes": result.octets});
+                    Ok((details, format!("{} messages", result.messages), true))
+                }
+            }
+        }
+        Asked::Stranger => match shared.service {
+            Service::Rping => {
+                let shape = Shape { sends: 8, recvs: 8, depth: 16, one_cq: false };
+                let link = make(shared, shape, qp)?;
+                let server = rping::Server::prepare(&link)?;
+                accept(shared, request, &link, &[], "rping").await?;
+                let verbose = shared.common.verbose && !shared.json;
+                let (rounds, outcome) = server.serve(&link, verbose).await;
+                // A client that asks for too much is told by the end of the connection.
+                close(&link.qp).await;
+                outcome?;
+                Ok((json!({"rounds": rounds}), format!("{rounds} rounds"), true))
+            }
+            Service::RdmaServer => {
+                let shape = Shape { sends: 8, recvs: 8, depth: 16, one_cq: false };
+                let link = make(shared, shape, qp)?;
+                rdma_server(shared, request, &link).await?;
+                Ok((json!({"messages": 2}), "one message each way".into(), true))
+            }
+        },
+    }
+}
+
+/// The counterpart of librdmacm's rdma_client: receives 16 octets, sends 16, and the client
+/// closes.
+async fn rdma_server(shared: &Shared, request: ConnRequest, link: &Link) -> Result<()> {
+    const LEN: usize = 16;
+    let buffer = link.pd.register(Region::alloc(LEN)?, Access::LOCAL_WRITE)?;
+    link.qp.post_recv(RecvWr::new(0, [buffer.slice(0..LEN)]))?;
+    accept(shared, request, link, &[], "rdma-server").await?;
+    let wc = link.recv_cq.next().await?;
+    if is_flush(&wc) {
+        bail!("the client closed without a message");
+    }
+    check_wc(&wc, "the receive")?;
+    if wc.byte_len as usize != LEN {
+        bail!("the client sent {} octets, rdma_client sends {LEN}", wc.byte_len);
+    }
+    link.qp.post_send(SendWr::inline(0, SendOp::Send, &[0; LEN]))?;
+    check_wc(&link.send_cq.next().await?, "the SEND of the answer")?;
+    end(link).await;
+    Ok(())
+}
+
+/// Queues and a queue pair that is not connected yet.
+fn make(shared: &Shared, shape: Shape, made: &mut Option<userdma::Qp>) -> Result<Link> {
+    let pd = shared.dev.alloc_pd()?;
+    let init = shape.queues(&shared.dev, &shared.common)?;
+    let (send_cq, recv_cq) = (init.send_cq.clone(), init.recv_cq.clone());
+    let qp = pd.create_qp(init)?;
+    *made = Some(qp.clone());
+    Ok(Link { pd, send_cq, recv_cq, qp })
+}
+
+async fn accept(
+    shared: &Shared,
+    request: ConnRequest,
+    link: &Link,
+    private_data: &[u8],
+    what: &str,
+) -> Result<()> {
+    let peer = request.peer_addr();
+    request.accept_qp(&link.qp, private_data).await.context("cannot accept")?;
+    shared.event(
+        &json!({"event": "connected", "peer": peer.to_string(), "mode": what}),
+        &format!("{peer}: {what}"),
+    );
+    if shared.common.verbose
+        && let Some(e) = link.qp.established()
+    {
+        note(&format!("{peer}: {}", settled(&e)));
+    }
+    Ok(())
+}
+
+/// The client closes first; one that does not within a while is closed.
+async fn end(link: &Link) {
+    if timeout(Duration::from_secs(5), link.qp.closed()).await.is_err() {
+        close(&link.qp).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn details_join_the_event() {
+        let mut event = json!({"event": "done", "ok": true});
+        merge(&mut event, json!({"rounds": 3}));
+        assert_eq!(event, json!({"event": "done", "ok": true, "rounds": 3}));
+    }
+}

@@ -1,0 +1,122 @@
+//! Two connected queue pairs, and how to wait for their completions.
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use std::time::Duration;
+
+use userdma::{
+    Access, Cq, Device, DeviceOptions, Listener, Mr, Pd, Qp, QpInit, RecvWr, Region, SendWr, Wc,
+};
+
+/// Longer than anything here takes on a busy machine; a test that comes so far has failed.
+pub const LONG: Duration = Duration::from_secs(30);
+
+/// All rights.
+pub fn all() -> Access {
+    Access::LOCAL_WRITE
+        | Access::REMOTE_WRITE
+        | Access::REMOTE_READ
+        | Access::REMOTE_ATOMIC
+        | Access::REMOTE_INVALIDATE
+}
+
+/// One end of a connection.
+pub struct Side {
+    pub device: Device,
+    pub pd: Pd,
+    pub cq: Cq,
+    pub qp: Qp,
+}
+
+impl Side {
+    /// `len` octets with all rights, filled with a pattern that starts at `seed`.
+    pub fn mr(&self, len: usize, seed: u8) -> Mr {
+        let mr = self.pd.register(Region::alloc(len).unwrap(), all()).unwrap();
+        mr.write_at(0, &pattern(len, seed)).unwrap();
+        mr
+    }
+
+    /// The next completion.
+    pub async fn wc(&self) -> Wc {
+        tokio::time::timeout(LONG, self.cq.next()).await.expect("a completion in time").unwrap()
+    }
+
+    /// The next completion, which must be a success of `id`.
+    pub async fn done(&self, id: u64) -> Wc {
+        let wc = self.wc().await;
+        assert!(wc.status.is_ok(), "{wc:?}");
+        assert_eq!(wc.id, id, "{wc:?}");
+        assert_eq!(wc.qpn, self.qp.qpn());
+        wc
+    }
+
+    /// Posts and waits until it is done.
+    pub async fn post(&self, wr: SendWr) -> Wc {
+        let id = wr.id;
+        self.qp.post_send(wr).unwrap();
+        self.done(id).await
+    }
+}
+
+/// Octets that differ from their neighbours for a long way.
+pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    (0..len)
+        .map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8).wrapping_add(seed))
+        .collect()
+}
+
+/// What lies at `offset` of a region.
+pub fn octets(mr: &Mr, offset: usize, len: usize) -> Vec<u8> {
+    let mut out = vec![0; len];
+    mr.read_at(offset, &mut out).unwrap();
+    out
+}
+
+pub fn quick() -> DeviceOptions {
+    DeviceOptions::default()
+}
+
+/// A device at `host` and a listener at a free port of it.
+pub async fn listening(host: &str, options: DeviceOptions) -> (Device, Listener, String) {
+    let device = options.open(&format!("tcp://{host}:0")).unwrap();
+    let listener = device.listen(None).await.unwrap();
+    let addr = listener.local_addr().to_string();
+    (device, listener, addr)
+}
+
+/// Two connected queue pairs: the initiator and the responder. `settings` adapts the defaults.
+pub async fn pair_with(
+    host: &str,
+    options: DeviceOptions,
+    settings: impl Fn(&mut QpInit),
+) -> (Side, Side) {
+    let (device, listener, addr) = listening(host, options.clone()).await;
+    let here = options.open(&format!("tcp://{host}:0")).unwrap();
+    let responder = async {
+        let (pd, cq) = (device.alloc_pd().unwrap(), device.create_cq(1024).unwrap());
+        let mut init = QpInit::new(&cq);
+        settings(&mut init);
+        let request = listener.accept().await.unwrap();
+        let qp = request.accept(&pd, init, b"").await.unwrap();
+        Side { device: device.clone(), pd, cq, qp }
+    };
+    let initiator = async {
+        let (pd, cq) = (here.alloc_pd().unwrap(), here.create_cq(1024).unwrap());
+        let mut init = QpInit::new(&cq);
+        settings(&mut init);
+        let qp = here.connect(&addr, &pd, init, b"").await.unwrap();
+        Side { device: here.clone(), pd, cq, qp }
+    };
+    tokio::join!(initiator, responder)
+}
+
+/// Two connected queue pairs on IPv4 with the defaults.
+pub async fn pair() -> (Side, Side) {
+    pair_with("127.0.0.1", quick(), |_| {}).await
+}
+
+/// A SEND from `from` to `to` that carries nothing: what was posted before it has arrived then.
+pub async fn barrier(from: &Side, to: &Side) {
+    to.qp.post_recv(RecvWr::new(u64::MAX, [])).unwrap();
+    from.post(SendWr::send(u64::MAX - 1, [])).await;
+    to.done(u64::MAX).await;
+}

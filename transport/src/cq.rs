@@ -1,0 +1,476 @@
+//! Completion queues.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use userdma_proto::{time::Instant, verbs::Wc, wire::ids::Qpn};
+
+use crate::{
+    engine::{Clock, Pollers, QpShared, Wakes},
+    error::{Error, Result},
+};
+
+/// Queue pairs that one call of [`Cq::poll`] drives at most; the next call goes on behind them.
+const DRIVEN: usize = 8;
+
+/// What is called when an armed queue raises its event. See [`Cq::on_event`].
+pub(crate) type EventHook = Arc<dyn Fn() + Send + Sync>;
+
+/// Completion queue: where the completions of work requests are put, in the order in which the work
+/// of each queue pair was done. Cheap to clone; all clones are the same queue.
+#[derive(Clone)]
+pub struct Cq(Arc<CqShared>);
+
+struct CqShared {
+    ring: Mutex<Ring>,
+    /// Entries in the ring, to be looked at without its lock.
+    len: AtomicUsize,
+    depth: usize,
+    qps: Mutex<Vec<Weak<QpShared>>>,
+    /// Which queue pair is driven next.
+    turn: AtomicUsize,
+    pollers: Pollers,
+    clock: Clock,
+    spin: Duration,
+}
+
+struct Ring {
+    entries: VecDeque<Wc>,
+    dropped: u64,
+    /// Futures that sleep until there is an entry.
+    waiting: Wakers,
+    /// Armed; `true`: for solicited completions and errors only.
+    armed: Option<bool>,
+    /// Events raised and not taken yet.
+    events: u64,
+    /// Futures that sleep until there is an event.
+    listening: Wakers,
+    hook: Option<EventHook>,
+}
+
+/// Wakers of sleeping futures, each under its future's number.
+#[derive(Default)]
+struct Wakers {
+    list: Vec<(u64, Waker)>,
+    next: u64,
+}
+
+impl Wakers {
+    /// Sets the waker of the future `id`, which gets its number with the first call.
+    fn set(&mut self, id: &mut Option<u64>, waker: &Waker) {
+        let id = *id.get_or_insert_with(|| {
+            self.next += 1;
+            self.next
+        });
+        match self.list.iter_mut().find(|(known, _)| *known == id) {
+            Some((_, known)) => known.clone_from(waker),
+            None => self.list.push((id, waker.clone())),
+        }
+    }
+
+    fn remove(&mut self, id: u64) {
+        self.list.retain(|(known, _)| *known != id);
+    }
+
+    fn drain(&mut self) -> impl Iterator<Item = Waker> {
+        self.list.drain(..).map(|(_, waker)| waker)
+    }
+}
+
+impl Cq {
+    pub(crate) fn new(depth: usize, clock: Clock, spin: Duration) -> Self {
+        Self(Arc::new(CqShared {
+            ring: Mutex::new(Ring {
+                entries: VecDeque::with_capacity(depth),
+                dropped: 0,
+                waiting: Wakers::default(),
+                armed: None,
+                events: 0,
+                listening: Wakers::default(),
+                hook: None,
+            }),
+            len: AtomicUsize::new(0),
+            depth,
+            qps: Mutex::new(Vec::new()),
+            turn: AtomicUsize::new(0),
+            pollers: Pollers::default(),
+            clock,
+            spin,
+        }))
+    }
+
+    /// Takes what is there, oldest first, into the front of `wcs`, and returns how many it took.
+    ///
+    /// Where there is nothing it drives the sockets of the queue pairs (a few a call, in turn) in
+    /// the caller's own thread, so that nothing stands between the socket and the completion. It
+    /// never waits.
+    pub fn poll(&self, wcs: &mut [Wc]) -> usize {
+        if wcs.is_empty() {
+            return 0;
+        }
+        match self.take(wcs) {
+            0 => {
+                self.advance(self.0.clock.now());
+                self.take(wcs)
+            }
+            n => n,
+        }
+    }
+
+    /// Waits for the next completion.
+    ///
+    /// It polls for [`DeviceOptions::spin`](crate::DeviceOptions::spin) before it sleeps. Cancel
+    /// safe: a completion is taken only when the future returns it.
+    ///
+    /// # Errors
+    /// [`Error::CqOverflow`], once the queue has overflowed and everything in it was taken.
+    pub async fn next(&self) -> Result<Wc> {
+        Next { cq: self, id: None, spin_until: None, asleep: false }.await
+    }
+
+    /// How many completions were dropped because the queue was full; `None` as long as there were
+    /// none. What was in the queue stays.
+    pub fn overflowed(&self) -> Option<u64> {
+        let dropped = self.0.ring.lock().dropped;
+        (dropped > 0).then_some(dropped)
+    }
+
+    /// Completions it holds at most.
+    pub fn depth(&self) -> usize {
+        self.0.depth
+    }
+
+    /// Arms the queue for one event: the next completion that is put into it raises the event; with
+    /// `solicited_only` the next one that failed or whose sender asked for it
+    /// ([`SendFlags::SOLICITED`](crate::SendFlags::SOLICITED)). What is in the queue already raises
+    /// none: poll once more after arming. Arming for everything is not narrowed by a later call.
+    pub fn arm(&self, solicited_only: bool) {
+        let newly = {
+            let mut ring = self.0.ring.lock();
+            let newly = ring.armed.is_none();
+            ring.armed = Some(solicited_only && ring.armed.unwrap_or(true));
+            newly
+        };
+        // Who arms is about to sleep, on whatever wakes it: as long as it is armed the sockets are
+        // watched.
+        if newly && self.0.pollers.sleep() {
+            self.rouse();
+        }
+    }
+
+    /// Waits for an event of the armed queue, and takes it. Cancel safe.
+    pub async fn notified(&self) {
+        Notified { cq: self, id: None }.await;
+    }
+
+    /// Has `hook` called with each event, in the thread that raises it and with no lock held: to
+    /// write to an eventfd, for example. It must not block. It replaces the hook before; events are
+    /// counted for [`Cq::notified`] all the same.
+    pub fn on_event(&self, hook: impl Fn() + Send + Sync + 'static) {
+        self.0.ring.lock().hook = Some(Arc::new(hook));
+    }
+
+    /// Takes the completions of queue pair `qpn` out of the queue and drops them, as destroying a
+    /// queue pair does in the verbs of C. Returns how many there were.
+    pub fn purge(&self, qpn: Qpn) -> usize {
+        let mut ring = self.0.ring.lock();
+        let before = ring.entries.len();
+        ring.entries.retain(|wc| wc.qpn != qpn);
+        let after = ring.entries.len();
+        self.0.len.store(after, Ordering::Release);
+        before - after
+    }
+
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    pub(crate) fn pollers(&self) -> &Pollers {
+        &self.0.pollers
+    }
+
+    pub(crate) fn attach(&self, qp: &Arc<QpShared>) {
+        self.0.qps.lock().push(Arc::downgrade(qp));
+    }
+
+    pub(crate) fn detach(&self, qp: &Arc<QpShared>) {
+        self.0.qps.lock().retain(|weak| !std::ptr::eq(weak.as_ptr(), Arc::as_ptr(qp)));
+    }
+
+    /// Puts `fresh` into the ring, oldest first, and leaves it empty.
+    pub(crate) fn push(&self, fresh: &mut Vec<Wc>, wakes: &mut Wakes) {
+        if fresh.is_empty() {
+            return;
+        }
+        let mut ring = self.0.ring.lock();
+        let ring = &mut *ring;
+        let room = self.0.depth - ring.entries.len();
+        let raises = match ring.armed {
+            Some(true) => fresh.iter().any(|wc| wc.solicited || !wc.status.is_ok()),
+            Some(false) => true,
+            None => false,
+        };
+        ring.dropped += fresh.len().saturating_sub(room) as u64;
+        ring.entries.extend(fresh.drain(..).take(room));
+        self.0.len.store(ring.entries.len(), Ordering::Release);
+        wakes.wakers.extend(ring.waiting.drain());
+        if raises {
+            ring.armed = None;
+            ring.events += 1;
+            self.0.pollers.awake();
+            wakes.wakers.extend(ring.listening.drain());
+            wakes.hooks.extend(ring.hook.clone());
+        }
+    }
+
+    fn take(&self, wcs: &mut [Wc]) -> usize {
+        if self.0.len.load(Ordering::Acquire) == 0 {
+            return 0;
+        }
+        let mut ring = self.0.ring.lock();
+        let n = wcs.len().min(ring.entries.len());
+        for (place, wc) in wcs.iter_mut().zip(ring.entries.drain(..n)) {
+            *place = wc;
+        }
+        self.0.len.store(ring.entries.len(), Ordering::Release);
+        n
+    }
+
+    fn take_one(&self) -> Option<Wc> {
+        let mut wc = [Wc::default()];
+        (self.take(&mut wc) == 1).then_some(wc[0])
+    }
+
+    /// Drives some of the queue pairs, until there is a completion.
+    fn advance(&self, now: Instant) {
+        let shared = &*self.0;
+        shared.pollers.polled(now);
+        for _ in 0..DRIVEN {
+            let (qp, last) = {
+                let mut qps = shared.qps.lock();
+                let count = qps.len();
+                if count == 0 {
+                    return;
+                }
+                let turn = shared.turn.load(Ordering::Relaxed);
+                let index = if turn < count { turn } else { 0 };
+                shared.turn.store(index + 1, Ordering::Relaxed);
+                let qp = qps[index].upgrade();
+                if qp.is_none() {
+                    qps.swap_remove(index);
+                }
+                (qp, index + 1 >= count)
+            };
+            if let Some(qp) = qp {
+                qp.try_turn(now);
+            }
+            if last || shared.len.load(Ordering::Acquire) > 0 {
+                return;
+            }
+        }
+    }
+
+    /// Tells the queue pairs that somebody sleeps now.
+    fn rouse(&self) {
+        let mut qps = self.0.qps.lock();
+        qps.retain(|weak| match weak.upgrade() {
+            Some(qp) => {
+                qp.rouse();
+                true
+            }
+            None => false,
+        });
+    }
+}
+
+impl fmt::Debug for Cq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cq")
+            .field("depth", &self.0.depth)
+            .field("len", &self.0.len.load(Ordering::Relaxed))
+            .finish_non_exhaustive()
+    }
+}
+
+struct Next<'a> {
+    cq: &'a Cq,
+    id: Option<u64>,
+    spin_until: Option<Instant>,
+    asleep: bool,
+}
+
+impl Future for Next<'_> {
+    type Output = Result<Wc>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        let shared = &*this.cq.0;
+        if let Some(wc) = this.cq.take_one() {
+            return Poll::Ready(Ok(wc));
+        }
+        let now = shared.clock.now();
+        this.cq.advance(now);
+        if let Some(wc) = this.cq.take_one() {
+            return Poll::Ready(Ok(wc));
+        }
+        let spin_until = *this.spin_until.get_or_insert(now + shared.spin);
+        if now < spin_until {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        {
+            let mut ring = shared.ring.lock();
+            if !ring.entries.is_empty() {
+                // It came in between.
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            if ring.dropped > 0 {
+                return Poll::Ready(Err(Error::CqOverflow(shared.depth)));
+            }
+            ring.waiting.set(&mut this.id, cx.waker());
+        }
+        if !this.asleep {
+            this.asleep = true;
+            if shared.pollers.sleep() {
+                this.cq.rouse();
+            }
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for Next<'_> {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            self.cq.0.ring.lock().waiting.remove(id);
+        }
+        if self.asleep {
+            self.cq.0.pollers.awake();
+        }
+    }
+}
+
+struct Notified<'a> {
+    cq: &'a Cq,
+    id: Option<u64>,
+}
+
+impl Future for Notified<'_> {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = &mut *self;
+        let mut ring = this.cq.0.ring.lock();
+        if ring.events > 0 {
+            ring.events -= 1;
+            return Poll::Ready(());
+        }
+        ring.listening.set(&mut this.id, cx.waker());
+        Poll::Pending
+    }
+}
+
+impl Drop for Notified<'_> {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            self.cq.0.ring.lock().listening.remove(id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use userdma_proto::verbs::WcStatus;
+
+    fn cq(depth: usize) -> Cq {
+        Cq::new(depth, Clock::start(), Duration::ZERO)
+    }
+
+    fn push(cq: &Cq, wcs: impl IntoIterator<Item = Wc>) -> Wakes {
+        let mut wakes = Wakes::default();
+        cq.push(&mut wcs.into_iter().collect(), &mut wakes);
+        wakes
+    }
+
+    fn wc(id: u64) -> Wc {
+        Wc { id, ..Wc::default() }
+    }
+
+    fn ids(cq: &Cq, max: usize) -> Vec<u64> {
+        let mut wcs = vec![Wc::default(); max];
+        let n = cq.poll(&mut wcs);
+        wcs[..n].iter().map(|wc| wc.id).collect()
+    }
+
+    #[test]
+    fn completions_come_out_in_order() {
+        let cq = cq(8);
+        let _ = push(&cq, (0..3).map(wc));
+        let _ = push(&cq, (3..5).map(wc));
+        assert_eq!(ids(&cq, 2), [0, 1]);
+        assert_eq!(ids(&cq, 8), [2, 3, 4]);
+        assert_eq!(ids(&cq, 8), []);
+        assert_eq!(cq.poll(&mut []), 0);
+    }
+
+    #[tokio::test]
+    async fn an_overflow_is_counted_and_what_was_there_stays() {
+        let cq = cq(3);
+        let _ = push(&cq, (0..2).map(wc));
+        assert_eq!(cq.overflowed(), None);
+        let _ = push(&cq, (2..7).map(wc));
+        assert_eq!(cq.overflowed(), Some(4));
+        assert_eq!(ids(&cq, 2), [0, 1]);
+        assert_eq!(cq.next().await.unwrap().id, 2);
+        assert!(matches!(cq.next().await, Err(Error::CqOverflow(3))));
+        // It is sticky, but what comes later is handed out.
+        let _ = push(&cq, [wc(9)]);
+        assert_eq!(cq.next().await.unwrap().id, 9);
+        assert_eq!(cq.overflowed(), Some(4));
+    }
+
+    #[test]
+    fn an_armed_queue_raises_one_event() {
+        let cq = cq(16);
+        let _ = push(&cq, [wc(0)]);
+        assert_eq!(cq.0.ring.lock().events, 0, "not armed");
+        cq.arm(false);
+        let _ = push(&cq, [wc(1)]);
+        let _ = push(&cq, [wc(2)]);
+        assert_eq!(cq.0.ring.lock().events, 1);
+        cq.arm(true);
+        let _ = push(&cq, [wc(3)]);
+        assert_eq!(cq.0.ring.lock().events, 1, "not solicited");
+        let _ = push(&cq, [Wc { solicited: true, ..wc(4) }]);
+        assert_eq!(cq.0.ring.lock().events, 2);
+        cq.arm(true);
+        let _ = push(&cq, [Wc { status: WcStatus::WR_FLUSH_ERR, ..wc(5) }]);
+        assert_eq!(cq.0.ring.lock().events, 3, "errors count as solicited");
+        cq.arm(false);
+        cq.arm(true);
+        let _ = push(&cq, [wc(6)]);
+        assert_eq!(cq.0.ring.lock().events, 4, "arming for all is not narrowed");
+    }
+
+    #[test]
+    fn purging_drops_one_queue_pairs_completions() {
+        let cq = cq(8);
+        let of = |qpn, id| Wc { qpn: Qpn(qpn), ..wc(id) };
+        let _ = push(&cq, [of(1, 0), of(2, 1), of(1, 2)]);
+        assert_eq!(cq.purge(Qpn(1)), 2);
+        assert_eq!(ids(&cq, 8), [1]);
+    }
+}

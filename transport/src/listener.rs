@@ -1,0 +1,305 @@
+//! Listening: TCP connections come in, start MPA up, and become requests for the program.
+
+use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use socket2::SockRef;
+use tokio::{
+    net::{TcpListener, TcpSocket, TcpStream},
+    sync::mpsc,
+    task::{AbortHandle, JoinSet},
+};
+use userdma_proto::{
+    iwarp::{Config, Connection, Event, MpaOptions, Request, StartupError},
+    mem::PdId,
+    wire::ids::Qpn,
+};
+
+use crate::{
+    device::{DeviceShared, count},
+    error::{Error, Result},
+    net::{startup::Startup, tcp::TcpPort},
+    pd::Pd,
+    qp::{Qp, QpInit},
+};
+
+/// A pause after a failure of `accept(2)` that will not go away by itself at once (no file
+/// descriptors left).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
+
+/// A port that takes connections. Dropped, it takes no more; requests that nobody accepted are
+/// rejected.
+pub struct Listener {
+    addr: SocketAddr,
+    mpa: Arc<Mutex<MpaOptions>>,
+    requests: tokio::sync::Mutex<mpsc::Receiver<ConnRequest>>,
+    task: AbortHandle,
+}
+
+/// A peer that wants to connect. Dropped, it is rejected without private data.
+pub struct ConnRequest {
+    device: Arc<DeviceShared>,
+    /// None once it is answered.
+    startup: Option<Startup>,
+    request: Request,
+    peer: SocketAddr,
+}
+
+impl Listener {
+    pub(crate) async fn bind(device: Arc<DeviceShared>, port: u16) -> Result<Self> {
+        // `local` gives at least one address.
+        let wanted = device.local(port).await?[0];
+        let failed = |e| Error::bind(wanted, e);
+        let socket = match wanted {
+            SocketAddr::V4(_) => TcpSocket::new_v4(),
+            SocketAddr::V6(_) => TcpSocket::new_v6(),
+        }
+        .map_err(failed)?;
+        socket.set_reuseaddr(true).map_err(failed)?;
+        // Accepted sockets inherit the sizes, which bound the window that SYN-ACK announces.
+        device.buffers(SockRef::from(&socket)).map_err(failed)?;
+        socket.bind(wanted).map_err(failed)?;
+        let listener = socket.listen(1024).map_err(failed)?;
+        let addr = listener.local_addr().map_err(failed)?;
+        let mpa = Arc::new(Mutex::new(MpaOptions::default()));
+        let (sender, requests) = mpsc::channel(device.options.backlog.max(1));
+        let runtime = device.runtime.clone();
+        let task = runtime.spawn(take_connections(device, listener, mpa.clone(), sender));
+        Ok(Self {
+            addr,
+            mpa,
+            requests: tokio::sync::Mutex::new(requests),
+            task: task.abort_handle(),
+        })
+    }
+
+    /// Where it listens, with the port that the system chose.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// The next peer that wants to connect and has said so in full. Start-ups that fail are counted
+    /// ([`DeviceStats`](crate::DeviceStats)) and not returned. Cancel safe.
+    ///
+    /// # Errors
+    /// [`Error::State`] where the device's runtime was shut down.
+    pub async fn accept(&self) -> Result<ConnRequest> {
+        let next = self.requests.lock().await.recv().await;
+        next.ok_or(Error::State("the device's tokio runtime was shut down"))
+    }
+
+    /// What is said in the start-up of connections that arrive from now on, if the program rejects
+    /// them. [`QpInit::mpa`] is what an accepted connection says.
+    pub fn set_mpa(&self, mpa: MpaOptions) {
+        *self.mpa.lock() = mpa;
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// The listener's task: bounded start-ups at a time, each with a time-out.
+async fn take_connections(
+    device: Arc<DeviceShared>,
+    listener: TcpListener,
+    mpa: Arc<Mutex<MpaOptions>>,
+    requests: mpsc::Sender<ConnRequest>,
+) {
+    let mut startups = JoinSet::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            Some(_) = startups.join_next() => continue,
+        };
+        let Ok((stream, peer)) = accepted else {
+            count(&device.counters.accept_errors);
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+            continue;
+        };
+        if startups.len() >= device.options.max_startups {
+            count(&device.counters.refused);
+            continue;
+        }
+        let options = *mpa.lock();
+        startups.spawn(receive_request(device.clone(), stream, peer, options, requests.clone()));
+    }
+}
+
+/// One start-up, until its request is with the program or it has failed.
+async fn receive_request(
+    device: Arc<DeviceShared>,
+    stream: TcpStream,
+    peer: SocketAddr,
+    mpa: MpaOptions,
+    requests: mpsc::Sender<ConnRequest>,
+) {
+    // No queue pair and no domain yet: nothing is reached before `configure`.
+    let config = Config {
+        mpa,
+        startup_timeout: device.options.startup_timeout,
+        ..Config::new(PdId(0), Qpn(0), 0)
+    };
+    let conn = Connection::responder(config, device.clock.now());
+    let port = stream
+        .into_std()
+        .and_then(|stream| TcpPort::new(conn, stream, device.options.stream_buffer));
+    let Ok(port) = port else {
+        count(&device.counters.startup_lost);
+        return;
+    };
+    let mut startup = Startup::new(device.clone(), port);
+    match startup.event().await {
+        Event::Request(request) => {
+            let request = ConnRequest { device, startup: Some(startup), request, peer };
+            if let Err(e) = requests.try_send(request) {
+                let mut request = e.into_inner();
+                request.startup = None;
+                count(&request.device.counters.refused);
+            }
+        }
+        event => {
+            count(match event {
+                Event::StartupFailed(StartupError::TimedOut(_)) => {
+                    &device.counters.startup_timeouts
+                }
+                Event::StartupFailed(StartupError::Malformed(_) | StartupError::Protocol(_)) => {
+                    &device.counters.startup_malformed
+                }
+                _ => &device.counters.startup_lost,
+            });
+            startup.finish_in_background();
+        }
+    }
+}
+
+impl ConnRequest {
+    /// The peer's TCP address.
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// What the peer's program says.
+    pub fn private_data(&self) -> &[u8] {
+        &self.request.private_data
+    }
+
+    /// READs and atomics that the peer serves at a time; `None` where it did not say (revision 1).
+    pub fn ird(&self) -> Option<u16> {
+        self.request.ird
+    }
+
+    /// READs and atomics that the peer wants to have outstanding; `None` where it did not say.
+    pub fn ord(&self) -> Option<u16> {
+        self.request.ord
+    }
+
+    /// MPA revision of the request.
+    pub fn revision(&self) -> u8 {
+        self.request.revision
+    }
+
+    /// Whether the peer asks for a peer-to-peer start-up, after which we may send first.
+    pub fn peer_to_peer(&self) -> bool {
+        self.request.peer_to_peer
+    }
+
+    /// Accepts with a new queue pair. Sends may be posted at once; they leave when the peer's first
+    /// message has come, which it owes us (RFC 5044 §7.1.2). `private_data` as for
+    /// [`Device::connect`](crate::Device::connect).
+    ///
+    /// # Errors
+    /// [`Error::Startup`] where the peer has gone; [`Error::Post`] where the private data is too
+    /// long, and the peer is rejected then.
+    pub async fn accept(self, pd: &Pd, init: QpInit, private_data: &[u8]) -> Result<Qp> {
+        let qp = pd.create_qp(init)?;
+        self.accept_qp(&qp, private_data).await?;
+        Ok(qp)
+    }
+
+    /// Accepts with a queue pair made before by [`Pd::create_qp`], so that receives are posted
+    /// before the peer can send. If it fails the queue pair is as it was before.
+    ///
+    /// # Errors
+    /// As [`ConnRequest::accept`]; [`Error::State`] where the queue pair is connected already.
+    pub async fn accept_qp(mut self, qp: &Qp, private_data: &[u8]) -> Result<()> {
+        let start = qp.begin()?;
+        let gone = Error::Startup { peer: self.peer, source: StartupError::Lost };
+        let Some(startup) = self.startup.take() else {
+            return Err(gone);
+        };
+        let mut port = startup.into_port();
+        // The peer may have closed while the request waited.
+        let now = self.device.clock.now();
+        if let Some(Event::StartupFailed(source)) = port.startup_event(now, &self.device.table) {
+            count(&self.device.counters.startup_lost);
+            return Err(Error::Startup { peer: self.peer, source });
+        }
+        if port.socket().is_none() {
+            return Err(gone);
+        }
+        let conn = port.conn_mut();
+        let accepted =
+            conn.configure(start.qp().config()).and_then(|()| conn.accept(private_data, now));
+        if let Err(e) = accepted {
+            // Dropped, the request is rejected.
+            self.startup = Some(Startup::new(self.device.clone(), port));
+            return Err(e.into());
+        }
+        port.refeed();
+        start.finish(Box::new(port))?;
+        count(&self.device.counters.connections);
+        Ok(())
+    }
+
+    /// Says no, with `private_data` for the peer's program.
+    ///
+    /// # Errors
+    /// [`Error::Post`] where the private data is too long; the peer is rejected without it then.
+    pub async fn reject(mut self, private_data: &[u8]) -> Result<()> {
+        self.refuse(private_data)
+    }
+
+    fn refuse(&mut self, private_data: &[u8]) -> Result<()> {
+        let Some(mut startup) = self.startup.take() else {
+            return Ok(());
+        };
+        count(&self.device.counters.rejected);
+        let now = self.device.clock.now();
+        let rejected = startup.reject(private_data, now);
+        let result = match rejected {
+            Ok(()) => Ok(()),
+            Err(e) => {
+                // Without private data it fits; where the peer has gone there is nobody to tell.
+                let _ = startup.reject(&[], now);
+                Err(e.into())
+            }
+        };
+        startup.finish_in_background();
+        result
+    }
+}
+
+impl Drop for ConnRequest {
+    fn drop(&mut self) {
+        // No private data: it cannot be too long.
+        let _ = self.refuse(&[]);
+    }
+}
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Listener({})", self.addr)
+    }
+}
+
+impl fmt::Debug for ConnRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConnRequest")
+            .field("peer", &self.peer)
+            .field("request", &self.request)
+            .finish_non_exhaustive()
+    }
+}

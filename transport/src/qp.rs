@@ -1,0 +1,471 @@
+//! Queue pairs: the posting face of verbs, and the awaiting one.
+
+use std::{
+    fmt,
+    future::Future,
+    net::SocketAddr,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use userdma_proto::{
+    iwarp::{CloseReason, Config, Established, MpaOptions, Stats},
+    mem::PdId,
+    time::Instant,
+    verbs::{
+        Access, PostError, QpState, RecvWr, RemoteAddr, SendOp, SendWr, Sge, Wc, WcOpcode, WcStatus,
+    },
+    wire::ids::Qpn,
+};
+
+use crate::{
+    cq::Cq,
+    device::DeviceShared,
+    engine::{QpShared, Start},
+    error::{Error, Result},
+    mr::{Mr, Region},
+    pd::Pd,
+};
+
+/// Settings of a queue pair.
+#[derive(Debug, Clone)]
+pub struct QpInit {
+    /// Where completions of sends, WRITEs, READs and atomics go.
+    pub send_cq: Cq,
+    /// Where completions of receives go. May be the same queue.
+    pub recv_cq: Cq,
+    /// Length of the send queue: work that is posted and not completed, unsignalled work too.
+    pub max_send_wr: usize,
+    /// Length of the receive queue.
+    pub max_recv_wr: usize,
+    /// Pieces that a work request may have.
+    pub max_sge: usize,
+    /// Octets of inline data that a work request may have.
+    pub max_inline: usize,
+    /// What the peer may do through this queue pair at all, whatever its regions allow:
+    /// [`Access::REMOTE_WRITE`], [`Access::REMOTE_READ`], [`Access::REMOTE_ATOMIC`].
+    pub remote_access: Access,
+    /// READs and atomics of the peer that are served at a time, 0 to 16,383.
+    pub ird: u16,
+    /// READs and atomics that are outstanding at a time, 0 to 16,383; others wait in the queue.
+    pub ord: u16,
+    /// What is said in the MPA start-up.
+    pub mpa: MpaOptions,
+    /// How long opening TCP, and then MPA's start-up, may take each.
+    pub startup_timeout: Duration,
+    /// How long a graceful close may take before TCP is reset.
+    pub close_timeout: Duration,
+}
+
+impl QpInit {
+    /// The defaults, with one queue for all completions: 128 sends, 128 receives, 16 pieces, 256
+    /// octets inline, 16 READs each way, CRC on, no markers.
+    pub fn new(cq: &Cq) -> Self {
+        let config = Config::new(PdId(0), Qpn(0), 0);
+        Self {
+            send_cq: cq.clone(),
+            recv_cq: cq.clone(),
+            max_send_wr: config.max_send_wr,
+            max_recv_wr: config.max_recv_wr,
+            max_sge: config.max_sge,
+            max_inline: config.max_inline,
+            remote_access: config.remote_access,
+            ird: config.ird,
+            ord: config.ord,
+            mpa: config.mpa,
+            startup_timeout: config.startup_timeout,
+            close_timeout: config.close_timeout,
+        }
+    }
+}
+
+/// Queue pair: one end of a connection. Cheap to clone; when the last clone is dropped the
+/// connection is aborted and work that is outstanding completes as flushed.
+///
+/// Posting is what verbs call `ibv_post_send` and `ibv_post_recv`: the call returns at once, and the
+/// completion goes to a [`Cq`]. The awaiting calls ([`Qp::send`], [`Qp::write`], [`Qp::submit`], …)
+/// post when they are first polled; their completion goes to the future and to no queue. None of
+/// them is undone by dropping its future: the operation goes on, its completion is dropped. In that
+/// sense they are cancel safe; what a cancelled [`Qp::recv`] receives lands in its memory unseen.
+#[derive(Clone)]
+pub struct Qp(Arc<Handle>);
+
+/// What the clones share: dropped with the last of them, while the task may live on for a moment.
+struct Handle(Arc<QpShared>);
+
+impl Qp {
+    pub(crate) fn new(device: Arc<DeviceShared>, pd: Pd, init: QpInit) -> Result<Self> {
+        let qpn = device.allocate()?;
+        let shared = Arc::new(QpShared::new(device, pd, init, qpn));
+        shared.init.send_cq.attach(&shared);
+        if !shared.init.recv_cq.is(&shared.init.send_cq) {
+            shared.init.recv_cq.attach(&shared);
+        }
+        Ok(Self(Arc::new(Handle(shared))))
+    }
+
+    fn shared(&self) -> &Arc<QpShared> {
+        &self.0.0
+    }
+
+    pub(crate) fn begin(&self) -> Result<Start> {
+        self.shared().begin().map_err(|state| {
+            Error::State(match state {
+                QpState::Init => "the queue pair is being connected already",
+                QpState::Err => "the queue pair is in the error state: make a new one",
+                _ => "the queue pair is connected already",
+            })
+        })
+    }
+
+    /// Its number: 24 bits, unique on its device.
+    pub fn qpn(&self) -> Qpn {
+        self.shared().qpn
+    }
+
+    /// Its state. [`QpState::Init`] until it is connected or accepted, [`QpState::Rts`] then;
+    /// [`QpState::Sqd`] while it closes and [`QpState::Err`] once the peer has closed, or anything
+    /// went wrong.
+    pub fn state(&self) -> QpState {
+        self.shared().state()
+    }
+
+    /// The protection domain.
+    pub fn pd(&self) -> &Pd {
+        &self.shared().pd
+    }
+
+    /// The settings it was made with.
+    pub fn init(&self) -> &QpInit {
+        &self.shared().init
+    }
+
+    /// The peer's TCP address, once connected.
+    pub fn peer_addr(&self) -> Option<SocketAddr> {
+        self.shared().addresses().map(|(_, peer)| peer)
+    }
+
+    /// Our own TCP address, once connected.
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.shared().addresses().map(|(local, _)| local)
+    }
+
+    /// Private data of the peer's reply; empty where we accepted, or are not connected.
+    pub fn private_data(&self) -> Vec<u8> {
+        self.established().map(|e| e.private_data).unwrap_or_default()
+    }
+
+    /// What the start-up settled, once connected.
+    pub fn established(&self) -> Option<Established> {
+        self.shared().with_connection(|conn| conn.established().cloned()).flatten()
+    }
+
+    /// The connection's counters; all zero before it is connected.
+    pub fn stats(&self) -> Stats {
+        self.shared().with_connection(|conn| *conn.stats()).unwrap_or_default()
+    }
+
+    /// Posts a send work request, and sends as much as the socket takes.
+    ///
+    /// In [`QpState::Err`] it is taken and completes as flushed. A request whose keys or bounds are
+    /// wrong is taken, completes with an error and breaks the connection, as verbs have it.
+    ///
+    /// # Errors
+    /// Nothing changed: the queue is full, the request cannot be, or the queue pair is not
+    /// connected.
+    pub fn post_send(&self, wr: SendWr) -> Result<(), PostError> {
+        self.shared().post_send([wr]).map_err(|(_, e)| e)
+    }
+
+    /// Posts all of `wrs` with one doorbell: many small messages leave in one system call.
+    ///
+    /// # Errors
+    /// `(n, e)`: the first `n` were posted, number `n` was refused because of `e`.
+    pub fn post_send_batch(
+        &self,
+        wrs: impl IntoIterator<Item = SendWr>,
+    ) -> Result<(), (usize, PostError)> {
+        self.shared().post_send(wrs)
+    }
+
+    /// Posts a receive: the place of the peer's next SEND that has none yet. Allowed in every
+    /// state; in [`QpState::Err`] it completes as flushed.
+    ///
+    /// # Errors
+    /// Nothing changed: the queue is full, or there are too many pieces.
+    pub fn post_recv(&self, wr: RecvWr) -> Result<(), PostError> {
+        self.shared().post_recv([wr]).map_err(|(_, e)| e)
+    }
+
+    /// Posts receives under one lock.
+    ///
+    /// # Errors
+    /// As [`Qp::post_send_batch`].
+    pub fn post_recv_batch(
+        &self,
+        wrs: impl IntoIterator<Item = RecvWr>,
+    ) -> Result<(), (usize, PostError)> {
+        self.shared().post_recv(wrs)
+    }
+
+    /// Closes in order: what is posted is carried out, then both sides close. Returns how it ended;
+    /// a peer that does not close within [`QpInit::close_timeout`] is reset. Dropping the future
+    /// does not stop the closing.
+    ///
+    /// The peer's side closes by itself once its own work is done: a peer that sends FIN has
+    /// nothing more to say, so receives are flushed and the state is [`QpState::Err`], as the
+    /// kernel's iWARP and rdma_cm's `DISCONNECTED` have it.
+    pub async fn disconnect(&self) -> CloseReason {
+        self.shared().close();
+        self.closed().await
+    }
+
+    /// To the error state at once: outstanding work completes as flushed, TCP is reset.
+    pub fn abort(&self) {
+        self.shared().abort();
+    }
+
+    /// Waits until the connection has ended, whoever ended it, and tells how. Returns at once where
+    /// it has. Cancel safe.
+    pub async fn closed(&self) -> CloseReason {
+        let mut ended = self.shared().ended.subscribe();
+        match ended.wait_for(Option::is_some).await {
+            Ok(reason) => reason.clone().unwrap_or(CloseReason::Lost),
+            // The sender lives as long as `self`.
+            Err(_) => CloseReason::Lost,
+        }
+    }
+
+    /// How the connection ended, if it has.
+    pub fn close_reason(&self) -> Option<CloseReason> {
+        self.shared().ended.borrow().clone()
+    }
+
+    /// Sends `sge`; done when its octets may be reused. That proves nothing at the peer.
+    ///
+    /// # Errors
+    /// [`Error::Post`] where it was not taken, [`Error::Wc`] where it failed.
+    pub async fn send(&self, sge: Sge) -> Result<()> {
+        self.submit(SendWr::send(0, [sge])).await.map(drop)
+    }
+
+    /// Receives the peer's next SEND into `sge`.
+    ///
+    /// # Errors
+    /// As [`Qp::send`].
+    pub async fn recv(&self, sge: Sge) -> Result<Wc> {
+        let slot = self.shared().post_recv_awaited(RecvWr::new(0, [sge]), None)?;
+        succeeded(self.completion(slot).await.0)
+    }
+
+    /// Writes `sge` into the peer's memory; done when its octets may be reused.
+    ///
+    /// # Errors
+    /// As [`Qp::send`].
+    pub async fn write(&self, sge: Sge, remote: RemoteAddr) -> Result<()> {
+        self.submit(SendWr::write(0, [sge], remote)).await.map(drop)
+    }
+
+    /// Reads the peer's memory into `sge`.
+    ///
+    /// # Errors
+    /// As [`Qp::send`].
+    pub async fn read(&self, sge: Sge, remote: RemoteAddr) -> Result<()> {
+        self.submit(SendWr::read(0, [sge], remote)).await.map(drop)
+    }
+
+    /// Adds `add` to the peer's 8-octet word at `remote` and returns what it was before.
+    ///
+    /// # Errors
+    /// As [`Qp::send`].
+    pub async fn fetch_add(&self, remote: RemoteAddr, add: u64) -> Result<u64> {
+        self.atomic(SendOp::FetchAdd { remote, add, mask: 0 }).await
+    }
+
+    /// Replaces the peer's 8-octet word at `remote` by `swap` where it is `compare`, and returns
+    /// what it was before.
+    ///
+    /// # Errors
+    /// As [`Qp::send`].
+    pub async fn cmp_swap(&self, remote: RemoteAddr, compare: u64, swap: u64) -> Result<u64> {
+        let (compare_mask, swap_mask) = (u64::MAX, u64::MAX);
+        self.atomic(SendOp::CmpSwap { remote, compare, swap, compare_mask, swap_mask }).await
+    }
+
+    /// Any send work request, awaited, signalled or not.
+    ///
+    /// # Errors
+    /// As [`Qp::send`].
+    pub async fn submit(&self, wr: SendWr) -> Result<Wc> {
+        let slot = self.shared().post_awaited(wr, None)?;
+        succeeded(self.completion(slot).await.0)
+    }
+
+    /// Sends a buffer that is moved in and given back: no registered memory is needed. An empty one
+    /// is an empty message. Where the future is dropped, so is the buffer, once it is sent.
+    pub async fn send_lent(&self, buf: Vec<u8>) -> (Vec<u8>, Result<()>) {
+        if buf.is_empty() {
+            return (buf, self.submit(SendWr::send(0, [])).await.map(drop));
+        }
+        let (mr, sge) = match self.lend(buf, Access::empty()) {
+            Ok(lent) => lent,
+            Err(e) => return (Vec::new(), Err(e)),
+        };
+        match self.shared().post_awaited(SendWr::send(0, [sge]), Some(mr.clone())) {
+            Ok(slot) => {
+                drop(mr);
+                let (wc, mr) = self.completion(slot).await;
+                (give_back(mr), succeeded(wc).map(drop))
+            }
+            Err(e) => (give_back(Some(mr)), Err(e.into())),
+        }
+    }
+
+    /// Receives the peer's next SEND into `buf`, up to its length, and gives it back cut to what
+    /// came.
+    pub async fn recv_lent(&self, buf: Vec<u8>) -> (Vec<u8>, Result<Wc>) {
+        let posted = if buf.is_empty() {
+            self.shared().post_recv_awaited(RecvWr::default(), None).map_err(|e| (e, buf))
+        } else {
+            let (mr, sge) = match self.lend(buf, Access::LOCAL_WRITE) {
+                Ok(lent) => lent,
+                Err(e) => return (Vec::new(), Err(e)),
+            };
+            let posted = self.shared().post_recv_awaited(RecvWr::new(0, [sge]), Some(mr.clone()));
+            posted.map_err(|e| (e, give_back(Some(mr))))
+        };
+        let slot = match posted {
+            Ok(slot) => slot,
+            Err((e, buf)) => return (buf, Err(e.into())),
+        };
+        let (wc, mr) = self.completion(slot).await;
+        let mut buf = give_back(mr);
+        let result = succeeded(wc);
+        if let Ok(wc) = &result {
+            buf.truncate(wc.byte_len as usize);
+        }
+        (buf, result)
+    }
+
+    async fn atomic(&self, op: SendOp) -> Result<u64> {
+        let (mr, sge) = self.lend(vec![0; 8], Access::LOCAL_WRITE)?;
+        let slot = self.shared().post_awaited(SendWr::new(0, op, [sge]), Some(mr))?;
+        let (wc, mr) = self.completion(slot).await;
+        succeeded(wc)?;
+        let mut old = [0; 8];
+        if let Some(mr) = mr {
+            mr.read_at(0, &mut old)?;
+        }
+        Ok(u64::from_ne_bytes(old))
+    }
+
+    /// Registers a buffer for one operation.
+    fn lend(&self, buf: Vec<u8>, access: Access) -> Result<(Mr, Sge)> {
+        let mr = self.pd().register(Region::from_vec(buf), access)?;
+        // As much as one message can carry; a longer one is refused when it is posted.
+        let length = u32::try_from(mr.len())
+            .map_err(|_| PostError::TooLong { max: u64::from(u32::MAX), have: mr.len() as u64 })?;
+        let sge = Sge::new(mr.addr(), length, mr.lkey());
+        Ok((mr, sge))
+    }
+
+    fn completion(&self, slot: usize) -> Completion<'_> {
+        Completion { qp: self.shared(), slot: Some(slot), spin_until: None, asleep: false }
+    }
+}
+
+fn succeeded(wc: Wc) -> Result<Wc> {
+    let Wc { status, opcode, .. } = wc;
+    if status.is_ok() { Ok(wc) } else { Err(Error::Wc { status, opcode }) }
+}
+
+/// The buffer inside a lent region. Nobody else has a clone of it once its operation has ended.
+fn give_back(mr: Option<Mr>) -> Vec<u8> {
+    mr.and_then(|mr| mr.into_vec().ok()).unwrap_or_default()
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.0.abort();
+        self.0.init.send_cq.detach(&self.0);
+        self.0.init.recv_cq.detach(&self.0);
+    }
+}
+
+impl fmt::Debug for Qp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.shared().fmt(f)
+    }
+}
+
+/// The completion of one awaited operation: drives the queue pair itself for a while, then sleeps.
+struct Completion<'a> {
+    qp: &'a Arc<QpShared>,
+    /// None once it was taken.
+    slot: Option<usize>,
+    spin_until: Option<Instant>,
+    asleep: bool,
+}
+
+impl Future for Completion<'_> {
+    type Output = (Wc, Option<Mr>);
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        let Some(slot) = this.slot else {
+            // Polled again after it was ready, which futures need not answer.
+            return Poll::Ready((flushed(), None));
+        };
+        let mut taken = this.qp.take(slot, None);
+        if taken.is_none() {
+            let now = this.qp.device.clock.now();
+            this.qp.pollers.polled(now);
+            this.qp.try_turn(now);
+            let spin = this.qp.device.options.spin;
+            let spins = now < *this.spin_until.get_or_insert(now + spin);
+            taken = this.qp.take(slot, (!spins).then(|| cx.waker()));
+            if taken.is_none() && spins {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+        }
+        if let Some(done) = taken {
+            this.slot = None;
+            return Poll::Ready(done);
+        }
+        if !this.asleep {
+            this.asleep = true;
+            if this.qp.pollers.sleep() {
+                this.qp.rouse();
+            }
+        }
+        Poll::Pending
+    }
+}
+
+const fn flushed() -> Wc {
+    Wc {
+        id: 0,
+        status: WcStatus::WR_FLUSH_ERR,
+        opcode: WcOpcode::SEND,
+        byte_len: 0,
+        imm: None,
+        invalidated: None,
+        solicited: false,
+        qpn: Qpn(0),
+        vendor_err: 0,
+    }
+}
+
+impl Drop for Completion<'_> {
+    fn drop(&mut self) {
+        if let Some(slot) = self.slot {
+            self.qp.forget(slot);
+        }
+        if self.asleep {
+            self.qp.pollers.awake();
+        }
+    }
+}
