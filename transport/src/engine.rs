@@ -69,6 +69,9 @@ const LOOK: Duration = Duration::from_millis(1);
 /// A program whose last poll is longer ago does not spin.
 const RECENT: Duration = Duration::from_micros(200);
 
+/// After this long without traffic a connection gives its buffers back.
+const IDLE: Duration = Duration::from_secs(10);
+
 /// Nanoseconds since the device was opened: the time that state machines are told.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Clock(std::time::Instant);
@@ -734,6 +737,12 @@ struct Wait {
 }
 
 impl QpShared {
+    fn trim(&self) {
+        if let Port::Tcp(port) = &mut self.core.lock().port {
+            port.trim();
+        }
+    }
+
     fn wait(&self) -> Option<Wait> {
         match &self.core.lock().port {
             Port::Tcp(port) if port.socket().is_some() => Some(Wait {
@@ -753,11 +762,13 @@ async fn drive(qp: Arc<QpShared>, socket: Arc<TcpStream>) {
     let mut armed: Option<AsyncFd<Arc<TcpStream>>> = None;
     let mut look = Look { polls: 0, at: clock.now() };
     let mut worked_at = look.at;
+    let mut fat = false;
     let mut turn = Turn { more: true, ..Turn::default() };
     loop {
         let now = clock.now();
         if turn.worked {
             worked_at = now;
+            fat = true;
         }
         if turn.more {
             // One bounded turn after another, with the runtime's other tasks in between.
@@ -820,6 +831,10 @@ async fn drive(qp: Arc<QpShared>, socket: Arc<TcpStream>) {
             }
             () = qp.kick.notified() => turn = qp.turn(clock.now()),
             () = until(clock, wait.deadline) => turn = qp.turn(clock.now()),
+            () = tokio::time::sleep(IDLE), if fat => {
+                fat = false;
+                qp.trim();
+            }
         }
         armed = Some(fd);
     }

@@ -8,10 +8,10 @@ use userdma::{
 };
 
 /// Longer than anything here takes on a busy machine; a test that comes so far has failed.
-pub const LONG: Duration = Duration::from_secs(30);
+pub(crate) const LONG: Duration = Duration::from_secs(30);
 
 /// All rights.
-pub fn all() -> Access {
+pub(crate) fn all() -> Access {
     Access::LOCAL_WRITE
         | Access::REMOTE_WRITE
         | Access::REMOTE_READ
@@ -20,28 +20,28 @@ pub fn all() -> Access {
 }
 
 /// One end of a connection.
-pub struct Side {
-    pub device: Device,
-    pub pd: Pd,
-    pub cq: Cq,
-    pub qp: Qp,
+pub(crate) struct Side {
+    pub(crate) device: Device,
+    pub(crate) pd: Pd,
+    pub(crate) cq: Cq,
+    pub(crate) qp: Qp,
 }
 
 impl Side {
     /// `len` octets with all rights, filled with a pattern that starts at `seed`.
-    pub fn mr(&self, len: usize, seed: u8) -> Mr {
+    pub(crate) fn mr(&self, len: usize, seed: u8) -> Mr {
         let mr = self.pd.register(Region::alloc(len).unwrap(), all()).unwrap();
         mr.write_at(0, &pattern(len, seed)).unwrap();
         mr
     }
 
     /// The next completion.
-    pub async fn wc(&self) -> Wc {
+    pub(crate) async fn wc(&self) -> Wc {
         tokio::time::timeout(LONG, self.cq.next()).await.expect("a completion in time").unwrap()
     }
 
     /// The next completion, which must be a success of `id`.
-    pub async fn done(&self, id: u64) -> Wc {
+    pub(crate) async fn done(&self, id: u64) -> Wc {
         let wc = self.wc().await;
         assert!(wc.status.is_ok(), "{wc:?}");
         assert_eq!(wc.id, id, "{wc:?}");
@@ -50,7 +50,7 @@ impl Side {
     }
 
     /// Posts and waits until it is done.
-    pub async fn post(&self, wr: SendWr) -> Wc {
+    pub(crate) async fn post(&self, wr: SendWr) -> Wc {
         let id = wr.id;
         self.qp.post_send(wr).unwrap();
         self.done(id).await
@@ -58,25 +58,26 @@ impl Side {
 }
 
 /// Octets that differ from their neighbours for a long way.
-pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
+pub(crate) fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len)
         .map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8).wrapping_add(seed))
         .collect()
 }
 
 /// What lies at `offset` of a region.
-pub fn octets(mr: &Mr, offset: usize, len: usize) -> Vec<u8> {
+pub(crate) fn octets(mr: &Mr, offset: usize, len: usize) -> Vec<u8> {
     let mut out = vec![0; len];
     mr.read_at(offset, &mut out).unwrap();
     out
 }
 
-pub fn quick() -> DeviceOptions {
+/// The options of most tests.
+pub(crate) fn quick() -> DeviceOptions {
     DeviceOptions::default()
 }
 
 /// A device at `host` and a listener at a free port of it.
-pub async fn listening(host: &str, options: DeviceOptions) -> (Device, Listener, String) {
+pub(crate) async fn listening(host: &str, options: DeviceOptions) -> (Device, Listener, String) {
     let device = options.open(&format!("tcp://{host}:0")).unwrap();
     let listener = device.listen(None).await.unwrap();
     let addr = listener.local_addr().to_string();
@@ -84,7 +85,7 @@ pub async fn listening(host: &str, options: DeviceOptions) -> (Device, Listener,
 }
 
 /// Two connected queue pairs: the initiator and the responder. `settings` adapts the defaults.
-pub async fn pair_with(
+pub(crate) async fn pair_with(
     host: &str,
     options: DeviceOptions,
     settings: impl Fn(&mut QpInit),
@@ -110,12 +111,12 @@ pub async fn pair_with(
 }
 
 /// Two connected queue pairs on IPv4 with the defaults.
-pub async fn pair() -> (Side, Side) {
+pub(crate) async fn pair() -> (Side, Side) {
     pair_with("127.0.0.1", quick(), |_| {}).await
 }
 
 /// A SEND from `from` to `to` that carries nothing: what was posted before it has arrived then.
-pub async fn barrier(from: &Side, to: &Side) {
+pub(crate) async fn barrier(from: &Side, to: &Side) {
     to.qp.post_recv(RecvWr::new(u64::MAX, [])).unwrap();
     from.post(SendWr::send(u64::MAX - 1, [])).await;
     to.done(u64::MAX).await;

@@ -138,6 +138,16 @@ impl TcpPort {
         turn
     }
 
+    /// Gives memory back that only traffic needs.
+    pub(crate) fn trim(&mut self) {
+        self.rx.trim();
+        if self.unwritten == 0 {
+            self.tx = Transmit::default();
+            self.at = Cursor::default();
+            self.gather = Gather::default();
+        }
+    }
+
     /// Octets out, and then what has to happen to the socket.
     pub(crate) fn transmit(
         &mut self,
@@ -371,6 +381,13 @@ impl RxBuffer {
         &mut self.octets[self.end..]
     }
 
+    /// Gives the memory back where nothing is in it.
+    fn trim(&mut self) {
+        if self.start == self.end {
+            *self = Self::new(self.max);
+        }
+    }
+
     /// A read filled all the room: make more of it for the next.
     fn widen(&mut self) {
         let len = self.octets.len();
@@ -404,5 +421,7 @@ mod tests {
         assert_eq!(rx.octets()[..3], [253, 254, 255]);
         rx.consume(rx.octets().len());
         assert_eq!((rx.start, rx.end), (0, 0));
+        rx.trim();
+        assert_eq!((rx.octets.capacity(), rx.room().len()), (0, RX_FIRST));
     }
 }
