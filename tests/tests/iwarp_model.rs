@@ -151,7 +151,7 @@ fn plan(rng: &mut Rng, count: usize, side: usize) -> Plan {
             }
             6 => {
                 unanswered.push((at, len));
-                p.sink.extend_from_slice(&p.target[at..at + len].to_vec());
+                p.sink.extend_from_slice(&p.target[at..at + len]);
                 (wc.opcode, wc.byte_len) = (WcOpcode::READ, len as u32);
                 (SendOp::Read(remote(at)), Payload::Sges(split(rng, sink_at, len as u32, SINK)))
             }
