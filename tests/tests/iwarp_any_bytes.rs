@@ -85,7 +85,7 @@ fn nearly_right(rng: &mut Rng) -> Vec<u8> {
     let op = Opcode(rng.below(13) as u8);
     let last = !rng.one_in(4);
     let mut ulpdu = if rng.one_in(3) {
-        let to = if rng.one_in(4) { rng.next() } else { rng.below(4200) };
+        let to = if rng.one_in(4) { rng.draw() } else { rng.below(4200) };
         TaggedHeader::new(op, last, Stag(1 + rng.below(4) as u32), to).as_bytes().to_vec()
     } else {
         let (qn, msn) = (rng.below(5) as u32, Msn(1 + rng.below(3) as u32));

@@ -120,7 +120,7 @@ fn plan(rng: &mut Rng, count: usize, side: usize) -> Plan {
                 if solicited {
                     flags |= SendFlags::SOLICITED;
                 }
-                let imm = Imm(rng.next());
+                let imm = Imm(rng.draw());
                 receive(&mut p, rng, &[], side, |wc| {
                     wc.opcode = WcOpcode::RECV_IMM;
                     wc.imm = Some(imm);
@@ -137,7 +137,7 @@ fn plan(rng: &mut Rng, count: usize, side: usize) -> Plan {
                 p.target[at..at + len].copy_from_slice(&data);
                 (wc.opcode, wc.byte_len) = (WcOpcode::WRITE, len as u32);
                 let op = if kind == 3 {
-                    let imm = rng.next() as u32;
+                    let imm = rng.draw() as u32;
                     receive(&mut p, rng, &[], side, |wc| {
                         wc.opcode = WcOpcode::RECV_IMM;
                         wc.imm = Some(Imm::from_u32(imm));
@@ -151,7 +151,7 @@ fn plan(rng: &mut Rng, count: usize, side: usize) -> Plan {
             }
             6 => {
                 unanswered.push((at, len));
-                p.sink.extend_from_slice(&p.target[at..at + len].to_vec());
+                p.sink.extend_from_slice(&p.target[at..at + len]);
                 (wc.opcode, wc.byte_len) = (WcOpcode::READ, len as u32);
                 (SendOp::Read(remote(at)), Payload::Sges(split(rng, sink_at, len as u32, SINK)))
             }
@@ -160,7 +160,7 @@ fn plan(rng: &mut Rng, count: usize, side: usize) -> Plan {
                 unanswered.push((at, 8));
                 let word: [u8; 8] = p.target[at..at + 8].try_into().expect("8 octets");
                 let old = u64::from_ne_bytes(word);
-                let (add, mask) = (rng.next(), if rng.one_in(2) { 0 } else { rng.next() });
+                let (add, mask) = (rng.draw(), if rng.one_in(2) { 0 } else { rng.draw() });
                 let (op, model) = if kind == 7 {
                     wc.opcode = WcOpcode::FETCH_ADD;
                     (
@@ -169,11 +169,11 @@ fn plan(rng: &mut Rng, count: usize, side: usize) -> Plan {
                     )
                 } else {
                     wc.opcode = WcOpcode::CMP_SWAP;
-                    let compare = if rng.one_in(2) { old } else { rng.next() };
+                    let compare = if rng.one_in(2) { old } else { rng.draw() };
                     let masks = if rng.one_in(2) {
                         (u64::MAX, u64::MAX)
                     } else {
-                        (rng.next() & rng.next() & rng.next(), rng.next())
+                        (rng.draw() & rng.draw() & rng.draw(), rng.draw())
                     };
                     let (compare_mask, swap_mask) = masks;
                     (
@@ -244,7 +244,7 @@ fn run(s: &Settings) {
     let mut rng = Rng::new(s.seed);
     let plans = [plan(&mut rng, s.count, 0), plan(&mut rng, s.count, 1)];
     let configs = [0, 1].map(|i| {
-        let mut c = config(qpn(i).0, rng.next());
+        let mut c = config(qpn(i).0, rng.draw());
         c.mpa.crc = s.crc[i];
         c.mpa.markers = s.markers[i];
         c.mpa.revision = s.revision;

@@ -171,7 +171,9 @@ fn each_bad_segment_draws_its_terminate() {
     let first_half = || untagged(O::SEND, false, QN_SEND, 1, 0, &[1; 50]);
     let w = |stag, to, len: usize| tagged(O::WRITE, true, stag, to, &vec![1; len]);
     let both = || vec![send(3), untagged(O::SEND, true, QN_SEND, 2, 0, b"xyz")];
-    let cases: Vec<(&str, Vec<Vec<u8>>, Vec<u8>, TermCode)> = vec![
+    // What it is, the good segments before it, the bad one, and what answers it.
+    type Case = (&'static str, Vec<Vec<u8>>, Vec<u8>, TermCode);
+    let cases: Vec<Case> = vec![
         // RFC 5041 §7.1, tagged.
         ("unknown key", vec![], w(0xdead, 0, 4), TermCode::DDP_TAGGED_INVALID_STAG),
         ("key 0", vec![], w(0, 0, 4), TermCode::DDP_TAGGED_INVALID_STAG),
@@ -366,13 +368,13 @@ fn each_bad_segment_draws_its_terminate() {
             "invalidate another domain's key",
             vec![],
             untagged_inv(O::SEND_INV, true, QN_SEND, 1, 0, FOREIGN, b"x"),
-            TermCode::RDMAP_STAG_NOT_ASSOCIATED,
+            TermCode::RDMAP_CANNOT_INVALIDATE,
         ),
         (
             "invalidate a key bound to another QP",
             vec![],
             untagged_inv(O::SEND_SE_INV, true, QN_SEND, 1, 0, BOUND_ELSEWHERE, b"x"),
-            TermCode::RDMAP_STAG_NOT_ASSOCIATED,
+            TermCode::RDMAP_CANNOT_INVALIDATE,
         ),
         // Too short for any header.
         ("one octet", vec![], vec![0xc1], TermCode::DDP_LOCAL_CATASTROPHIC),
@@ -598,7 +600,8 @@ fn a_read_sink_takes_only_its_answer() {
     assert_eq!(side.conn.state(), QpState::Err, "a sink is used once");
     assert_eq!(&side.mem.bytes(INBOX)[500..508], b"abcdefgh");
 
-    let bad: [(&str, fn(u32) -> Vec<u8>, TermCode); 6] = [
+    type Case = (&'static str, fn(u32) -> Vec<u8>, TermCode);
+    let bad: [Case; 6] = [
         (
             "a WRITE to it",
             |stag| tagged(O::WRITE, true, stag, 0, b"abcdefgh"),
@@ -822,6 +825,35 @@ fn an_initiator_follows_the_reply() {
     assert_eq!(side.events, [Event::StartupFailed(StartupError::Lost)]);
 }
 
+/// siw, as responder, overlooks an FPDU right behind its reply until more octets come.
+#[test]
+fn an_initiator_that_hears_nothing_sends_one_empty_write() {
+    let mut side = Side::new(Connection::initiator(config(5, 9), b"", T0).expect("valid"));
+    side.drain_all(T0);
+    let mut reply = Vec::new();
+    let enhanced = Some(Enhanced { ird: 1, ord: 1, ..Enhanced::default() });
+    let kind = StartKind::Reply;
+    Start { kind, flags: StartFlags::CRC, revision: 2, enhanced, private_data: b"" }
+        .emit(&mut reply);
+    side.feed(T0, &reply);
+    assert_eq!(side.conn.poll_timeout(), None, "nothing was sent");
+    side.conn.post_send(SendWr::inline(1, SendOp::Send, b"hello"), 1).expect("connected");
+    side.drain_all(T0);
+    let at = side.conn.poll_timeout().expect("a time to look again");
+    assert!(at > T0);
+    side.conn.handle_timeout(at);
+    assert_eq!(side.drain_all(at), framed(&tagged(Opcode::WRITE, true, 1, 0, b"")));
+    assert_eq!(side.conn.poll_timeout(), None, "once");
+    assert_eq!(side.done.len(), 1, "the program sees only its own work");
+
+    // Who hears something in time sends nothing.
+    let mut side = responder();
+    side.feed(T0, &framed(&tagged(Opcode::WRITE, true, 1, 0, b"")));
+    side.conn.post_send(SendWr::inline(1, SendOp::Send, b"hello"), 1).expect("connected");
+    side.drain_all(T0);
+    assert_eq!(side.conn.poll_timeout(), None);
+}
+
 /// All three ready-to-receive indications in both roles, and a responder that speaks first.
 #[test]
 fn peer_to_peer_lets_the_responder_speak_first() {
@@ -830,6 +862,8 @@ fn peer_to_peer_lets_the_responder_speak_first() {
         a.mpa.peer_to_peer = true;
         a.mpa.rtr = kind;
         (b.ird, a.ord) = (0, 0);
+        // Access flags of the queue pair are the program's matter, not the indication's.
+        b.remote_access = Access::empty();
         let mut pair = userdma_tests::Pair::new(a, b, b"", 1);
         pair.sides[0].mem.add(INBOX, PD, Access::LOCAL_WRITE, 0, vec![0; 16]);
         let recv = RecvWr::new(1, [Sge::new(0, 16, LKey(INBOX))]);

@@ -571,9 +571,11 @@ impl Core {
         };
         let was_blocked = port.wants_write();
         let now = qp.device.clock.now();
+        let due = port.conn().poll_timeout();
         let turn = port.turn(now, &qp.device.table, POST);
-        // In epoll the task waits for room only if it knows that somebody needs it.
-        if (turn.blocked && !was_blocked) || turn.more {
+        // In epoll the task waits for room, and for a timer, only if it knows of them.
+        let timer = port.conn().poll_timeout() != due;
+        if (turn.blocked && !was_blocked) || turn.more || timer {
             qp.kick.notify_one();
         }
         self.settle(qp, wakes);

@@ -79,6 +79,8 @@ pub struct Connection {
     pub(super) peer_fin: bool,
     pub(super) fin_given: bool,
     pub(super) deadline: Option<Instant>,
+    /// When an empty WRITE is due ([`Config::nudge`]).
+    pub(super) nudge_at: Option<Instant>,
     pub(super) shutdown: Option<Shutdown>,
     pub(super) events: VecDeque<Event>,
     pub(super) completions: VecDeque<Completion>,
@@ -122,6 +124,7 @@ impl Connection {
             peer_fin: false,
             fin_given: false,
             deadline,
+            nudge_at: None,
             shutdown: None,
             events: VecDeque::new(),
             completions: VecDeque::new(),
@@ -346,6 +349,12 @@ impl Connection {
 
     /// The time that [`Connection::poll_timeout`] named has come.
     pub fn handle_timeout(&mut self, now: Instant) {
+        if self.nudge_at.is_some_and(|at| at <= now) {
+            self.nudge_at = None;
+            if self.phase == Phase::Open {
+                self.tx.nudge = true;
+            }
+        }
         if self.deadline.is_none_or(|deadline| now < deadline) {
             return;
         }
@@ -404,7 +413,10 @@ impl Connection {
 
     /// When [`Connection::handle_timeout`] wants to be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.deadline
+        match (self.deadline, self.nudge_at) {
+            (Some(deadline), Some(nudge)) => Some(deadline.min(nudge)),
+            (deadline, nudge) => deadline.or(nudge),
+        }
     }
 
     /// No new work; FIN follows what is posted.
@@ -438,6 +450,7 @@ impl Connection {
         self.phase = Phase::Closed;
         self.flush_all();
         self.deadline = None;
+        self.nudge_at = None;
         self.terminate = None;
         self.startup_out.clear();
         self.shutdown = Some(shutdown);

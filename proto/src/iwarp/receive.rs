@@ -128,13 +128,14 @@ impl Connection {
         self.stats.fpdus_received += 1;
         // RFC 5044 §7.1.2 rule 4: an FPDU is received and validated, so a responder may send.
         self.may_send = true;
+        self.nudge_at = None;
         let first = !core::mem::replace(&mut self.rx.started, true);
         let Ok(segment) = Segment::parse(ulpdu) else {
             // Too short for a DDP header: nothing of it can be copied back.
             self.stats.protocol_errors += 1;
             return self.terminate(now, Terminate::new(TermCode::DDP_LOCAL_CATASTROPHIC));
         };
-        if first && self.is_rtr_send(&segment) {
+        if first && self.take_rtr(&segment) {
             return;
         }
         if let Err(refusal) = self.take_segment(now, &segment, mem) {
@@ -142,28 +143,51 @@ impl Connection {
         }
     }
 
-    /// A zero-length SEND that is the agreed ready-to-receive indication: it is the provider's, so
-    /// it takes a sequence number but no receive of the program (RFC 6581 §4.4.2).
-    fn is_rtr_send(&mut self, segment: &Segment<'_>) -> bool {
-        let agreed = self.role == super::Role::Responder
-            && self
-                .established
-                .as_ref()
-                .and_then(|e| e.rtr)
-                .is_some_and(|kinds| kinds.contains(RtrKinds::SEND));
-        let Segment::Untagged { header, payload } = segment else {
-            return false;
+    /// Initiator: nothing has come from the peer.
+    pub(super) fn awaits_first_fpdu(&self) -> bool {
+        self.role == super::Role::Initiator && !self.rx.started
+    }
+
+    /// The agreed ready-to-receive indication (RFC 6581 §9.2). It is the provider's: a SEND takes a
+    /// sequence number but no receive of the program (§4.4.2), and what the queue pair's access
+    /// flags allow the peer does not matter.
+    fn take_rtr(&mut self, segment: &Segment<'_>) -> bool {
+        let kinds = match &self.established {
+            Some(e) if self.role == super::Role::Responder => e.rtr.unwrap_or(RtrKinds::empty()),
+            _ => return false,
         };
-        let is_it = agreed
-            && payload.is_empty()
-            && segment.last()
-            && segment.opcode() == Opcode::SEND
-            && header.qn.get() == QN_SEND
-            && header.msn.get() == Msn::FIRST.0;
-        if is_it {
-            self.rx.send_msn = self.rx.send_msn.next();
+        if segment.ddp_version() != 1 || segment.rdmap_version() != 1 || !segment.last() {
+            return false;
         }
-        is_it
+        match segment {
+            Segment::Tagged { payload, .. } => {
+                kinds.contains(RtrKinds::WRITE)
+                    && segment.opcode() == Opcode::WRITE
+                    && payload.is_empty()
+            }
+            Segment::Untagged { header, payload } if header.msn() == Msn::FIRST => {
+                match (header.qn.get(), segment.opcode()) {
+                    (QN_SEND, Opcode::SEND)
+                        if kinds.contains(RtrKinds::SEND) && payload.is_empty() =>
+                    {
+                        self.rx.send_msn = self.rx.send_msn.next();
+                        true
+                    }
+                    (QN_READ_REQUEST, Opcode::READ_REQUEST) if kinds.contains(RtrKinds::READ) => {
+                        match ReadRequest::parse(payload) {
+                            Ok(request) if request.size.get() == 0 => {
+                                let (request, header) = (*request, **header);
+                                self.queue_inbound(Inbound::Read { request, header, sent: 0 });
+                                true
+                            }
+                            _ => false,
+                        }
+                    }
+                    _ => false,
+                }
+            }
+            Segment::Untagged { .. } => false,
+        }
     }
 
     fn take_segment<M: Memory + ?Sized>(
@@ -299,11 +323,12 @@ impl Connection {
             Some(seq) => Refusal::Work(code, seq, WcStatus::BAD_RESP_ERR),
             None => Refusal::Code(code),
         };
-        if header.stag.get() != stag.0 {
+        // RFC 5041 §5.2: key and offset of an empty segment mean nothing.
+        if !payload.is_empty() && header.stag.get() != stag.0 {
             return Err(blame(TermCode::DDP_TAGGED_INVALID_STAG));
         }
         let len = u32::try_from(payload.len()).unwrap_or(u32::MAX);
-        if header.to.get() != u64::from(got) || len > size - got {
+        if len > size - got || (len > 0 && header.to.get() != u64::from(got)) {
             return Err(blame(TermCode::DDP_TAGGED_BOUNDS));
         }
         if last != (len == size - got) {
@@ -399,11 +424,11 @@ impl Connection {
         }
         let invalidated = if opcode.invalidates() {
             let rkey = RKey(header.invalidate_stag.get());
-            // RFC 5040 §7.2: the STag must be valid and of this stream, before delivery.
+            // RFC 5040 §5.3, §7.2: the STag must be valid and of this stream, before delivery.
             mem.invalidate(self.config.scope, rkey).map_err(|error| {
                 Refusal::Code(match error {
-                    AccessError::Rights => TermCode::RDMAP_CANNOT_INVALIDATE,
-                    other => rdmap_code(other),
+                    AccessError::InvalidKey => TermCode::RDMAP_INVALID_STAG,
+                    _ => TermCode::RDMAP_CANNOT_INVALIDATE,
                 })
             })?;
             Some(rkey)
@@ -467,10 +492,6 @@ impl Connection {
         let size = u64::from(request.size.get());
         if !self.config.remote_access.contains(Access::REMOTE_READ) {
             return Err(Refusal::Code(TermCode::RDMAP_ACCESS));
-        }
-        // A sink that wraps is the requester's mistake, found before it can hurt anybody.
-        if request.sink_to.get().checked_add(size).is_none() {
-            return Err(Refusal::Code(TermCode::RDMAP_TO_WRAP));
         }
         if size > 0 {
             let (rkey, addr) = (RKey(request.source_stag.get()), request.source_to.get());

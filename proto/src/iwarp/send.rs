@@ -140,6 +140,11 @@ pub(super) struct Sender {
     pub(super) inbound: VecDeque<Inbound>,
     /// The ready-to-receive indication that has to go first.
     pub(super) rtr: Option<RtrKinds>,
+    /// An empty WRITE is due ([`Config::nudge`]), and whether FPDUs went out before.
+    pub(super) nudge: bool,
+    pub(super) started: bool,
+    /// Where the start-up frames end and FPDUs begin in the stream.
+    pub(super) startup_end: u64,
     /// Layer, type and code of the Terminate that ended it.
     pub(super) blamed: Option<u16>,
 }
@@ -278,6 +283,9 @@ impl Sender {
             outstanding: VecDeque::new(),
             inbound: VecDeque::new(),
             rtr: None,
+            nudge: false,
+            started: false,
+            startup_end: 0,
             blamed: None,
         }
     }
@@ -599,6 +607,7 @@ impl Connection {
         if !self.startup_out.is_empty() {
             out.bytes_mut().append(&mut self.startup_out);
             self.tx.queued += out.seal() as u64;
+            self.tx.startup_end = self.tx.queued;
         }
         while out.len() < budget && out.parts().len() < MAX_PARTS {
             if !self.transmit_one(now, mem, out) {
@@ -611,6 +620,10 @@ impl Connection {
     /// The socket took the next `n` octets of what [`Connection::poll_transmit`] gave.
     pub fn handle_written(&mut self, now: Instant, n: usize) {
         self.tx.written += n as u64;
+        if !self.tx.started && self.may_send && self.tx.written > self.tx.startup_end {
+            self.tx.started = true;
+            self.nudge_at = self.config.nudge.filter(|_| self.awaits_first_fpdu()).map(|d| now + d);
+        }
         self.still_draining(now, n);
         debug_assert!(self.tx.written <= self.tx.queued, "more written than was given out");
         self.reap();
@@ -638,6 +651,10 @@ impl Connection {
         }
         if let Some(kind) = self.tx.rtr.take() {
             self.transmit_rtr(kind, mem, out);
+            return true;
+        }
+        if core::mem::take(&mut self.tx.nudge) {
+            self.transmit_rtr(RtrKinds::WRITE, mem, out);
             return true;
         }
         let ord = self.established.as_ref().map_or(0, |e| e.ord);

@@ -150,7 +150,8 @@ impl Connection {
                 rtr_read: chosen.contains(RtrKinds::READ),
             }
         });
-        let flags = want_flags(&self.config);
+        // Both sides must use the CRC if either asks; siw's initiator obeys the reply alone.
+        let flags = want_flags(&self.config) | (request.flags & StartFlags::CRC);
         let reply = frame(StartKind::Reply, flags, request.revision, enhanced, private_data)?;
         self.request = None;
         self.startup_out = reply;

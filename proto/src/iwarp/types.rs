@@ -72,6 +72,10 @@ pub struct Config {
     pub startup_timeout: Duration,
     /// How long a graceful close may take before the connection is torn down.
     pub close_timeout: Duration,
+    /// Initiator: where nothing has come this long after our first FPDU was sent, one empty WRITE
+    /// follows it. Linux's siw, as responder, overlooks an FPDU that comes right behind its reply
+    /// until something else comes. `None`: never.
+    pub nudge: Option<Duration>,
     /// Seeds the keys of READ sinks: draw it from the system's generator.
     pub seed: u64,
 }
@@ -91,6 +95,7 @@ impl Config {
             max_inline: 256,
             startup_timeout: Duration::from_secs(10),
             close_timeout: Duration::from_secs(10),
+            nudge: Some(Duration::from_millis(100)),
             seed,
         }
     }

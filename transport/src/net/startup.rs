@@ -46,8 +46,11 @@ impl Startup {
         }
     }
 
-    /// Lets the connection say what it still has to say, on the runtime, and closes it.
+    /// Lets the connection say what it still has to say, and closes it. What the socket takes at
+    /// once is sent before this returns, so that a program which ends next loses nothing; the
+    /// peer's FIN is awaited on the runtime.
     pub(crate) fn finish_in_background(mut self) {
+        while self.port.startup_event(self.device.clock.now(), &self.device.table).is_some() {}
         let runtime = self.device.runtime.clone();
         runtime.spawn(async move {
             loop {
