@@ -28,6 +28,7 @@ fn captures() -> Option<PathBuf> {
 
 /// One TCP segment: who to whom, its place in the stream, its octets, and whether it is a SYN.
 struct TcpSegment {
+    micros: u64,
     flow: String,
     seq: u32,
     syn: bool,
@@ -44,6 +45,10 @@ fn tcp_segments(file: &[u8]) -> Vec<TcpSegment> {
     let mut at = 24;
     while at + 16 <= file.len() {
         let len = u32::from_le_bytes(file[at + 8..at + 12].try_into().expect("4 octets")) as usize;
+        let word = |from: usize| -> u64 {
+            u32::from_le_bytes(file[at + from..at + from + 4].try_into().expect("4 octets")).into()
+        };
+        let micros = word(0) * 1_000_000 + word(4);
         let frame = &file[at + 16..at + 16 + len];
         at += 16 + len;
         let ip = &frame[14..];
@@ -66,6 +71,7 @@ fn tcp_segments(file: &[u8]) -> Vec<TcpSegment> {
         };
         let head = usize::from(l4[12] >> 4) * 4;
         out.push(TcpSegment {
+            micros,
             flow: format!("{src}:{}>{dst}:{}", be16(l4, 0), be16(l4, 2)),
             seq: u32::from_be_bytes(l4[4..8].try_into().expect("4 octets")),
             syn: l4[13] & 2 != 0,
@@ -199,4 +205,30 @@ fn every_fpdu_of_the_kernel_is_read_as_the_independent_decoder_reads_it() {
     }
     println!("{fpdus} FPDUs, {terminates} Terminates");
     assert!(fpdus > 500 && terminates >= 6, "{fpdus} FPDUs, {terminates} Terminates");
+}
+
+/// Why [`userdma_proto::iwarp::Config::nudge`] exists: siw's silence, and what ends it.
+#[test]
+fn siw_overlooks_an_fpdu_right_behind_its_reply_until_an_empty_write_comes() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../pcaps/siw_overlooks_first_fpdu.pcap");
+    let segments = tcp_segments(&std::fs::read(path).expect("a capture of this repository"));
+    // Each FPDU with the time it was sent, behind the start-up frames.
+    let fpdus: Vec<(u64, bool, Opcode, usize)> = segments
+        .iter()
+        .filter(|s| !s.payload.is_empty() && !s.payload.starts_with(b"MPA ID "))
+        .filter_map(|s| {
+            let mut scratch = Vec::new();
+            let f = Deframer::new(false, true).next(&s.payload, &mut scratch).ok()??;
+            let segment = Segment::parse(f.ulpdu).ok()?;
+            let ours = s.flow.starts_with("10.99.0.1:");
+            Some((s.micros, ours, segment.opcode(), segment.payload().len()))
+        })
+        .collect();
+    let [send, write, read, ..] = fpdus.as_slice() else { panic!("{fpdus:?}") };
+    assert_eq!((send.1, send.2), (true, Opcode::SEND));
+    assert_eq!((write.1, write.2, write.3), (true, Opcode::WRITE, 0), "an empty WRITE");
+    assert_eq!((read.1, read.2), (false, Opcode::READ_REQUEST));
+    let (silence, answer) = (write.0 - send.0, read.0 - write.0);
+    assert!(silence > 90_000, "siw was silent for {silence} us");
+    assert!(answer < 20_000, "and answered {answer} us after the WRITE");
 }
