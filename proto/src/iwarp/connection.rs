@@ -470,8 +470,9 @@ impl Connection {
         self.terminate = Some(terminate);
         self.phase = Phase::Ending;
         self.deadline = Some(now + self.config.close_timeout);
-        // Without a first FPDU of the initiator a responder may not send even this.
-        if !self.may_send {
+        // Without a first FPDU of the initiator a responder may not send even this; and behind our
+        // FIN nothing can be said.
+        if !self.may_send || self.fin_given {
             self.terminate = None;
         }
     }

@@ -1,0 +1,63 @@
+//! How a connection ends: no last word is lost or said too late, and no path waits for ever.
+
+use userdma_proto::{
+    iwarp::{CloseReason, Connection, Event, Shutdown, StartupError, Transmit},
+    mem::NoMemory,
+    time::Instant,
+    verbs::{Access, QpState, RemoteAddr, SendOp, SendWr, Sge, WcStatus},
+    wire::{
+        ids::{LKey, Msn, RKey, Stag},
+        iwarp::{
+            ddp::{QN_READ_REQUEST, QN_SEND, TaggedHeader, UntaggedHeader},
+            fpdu,
+            rdmap::{Opcode, ReadRequest},
+        },
+    },
+};
+use userdma_tests::{PD, Pair, Side, config};
+use zerocopy::IntoBytes;
+
+const T0: Instant = Instant::ZERO;
+const KEY: u32 = 0x1000;
+
+fn framed(header: &[u8], payload: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    let start = fpdu::begin(&mut out);
+    out.extend_from_slice(header);
+    out.extend_from_slice(payload);
+    fpdu::finish(&mut out, start, true);
+    out
+}
+
+/// A SEND, for which nobody here ever posts a receive.
+fn send(msn: u32) -> Vec<u8> {
+    let header = UntaggedHeader::new(Opcode::SEND, true, QN_SEND, Msn(msn), 0, Stag(0));
+    framed(header.as_bytes(), b"nobody takes this")
+}
+
+fn empty_write() -> Vec<u8> {
+    framed(TaggedHeader::new(Opcode::WRITE, true, Stag(1), 0).as_bytes(), b"")
+}
+
+fn connected() -> Pair {
+    let mut pair = Pair::new(config(1, 2), config(2, 3), b"", 1);
+    pair.connect();
+    pair
+}
+
+#[test]
+fn nothing_is_sent_behind_our_fin() {
+    let mut pair = connected();
+    let side = &mut pair.sides[1];
+    side.feed(T0, &empty_write());
+    side.conn.close(T0);
+    assert_eq!(side.drain_all(T0), b"");
+    assert_eq!(side.shutdowns, [Shutdown::Write]);
+    // The peer's fault, too late to be told.
+    side.feed(T0, &send(1));
+    assert_eq!(side.conn.state(), QpState::Err);
+    assert_eq!(side.drain_all(T0), b"");
+    side.feed_eof(T0);
+    assert_eq!(side.shutdowns, [Shutdown::Write, Shutdown::Close]);
+    assert!(matches!(side.events.last(), Some(Event::Closed(CloseReason::TerminateSent(_)))));
+}
