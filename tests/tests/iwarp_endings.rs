@@ -61,3 +61,19 @@ fn nothing_is_sent_behind_our_fin() {
     assert_eq!(side.shutdowns, [Shutdown::Write, Shutdown::Close]);
     assert!(matches!(side.events.last(), Some(Event::Closed(CloseReason::TerminateSent(_)))));
 }
+
+#[test]
+fn a_fin_of_the_peer_does_not_cut_our_terminate_off() {
+    let mut pair = connected();
+    let side = &mut pair.sides[1];
+    side.feed(T0, &send(1));
+    // The socket takes some octets of it, then the peer closes its half.
+    let mut said = side.drain(T0, 1 << 20, 5);
+    side.feed_eof(T0);
+    assert_eq!(side.shutdowns, []);
+    assert_eq!(side.conn.poll_shutdown(), None, "the rest is to be said first");
+    said.extend(side.drain_all(T0));
+    assert_eq!(side.shutdowns, [Shutdown::Close]);
+    assert_eq!(u16::from_be_bytes([said[0], said[1]]) & 3, 2);
+    assert!(said.len() > 30, "a whole FPDU: {said:02x?}");
+}

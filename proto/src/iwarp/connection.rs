@@ -323,8 +323,13 @@ impl Connection {
                 self.reap();
             }
             Phase::FinSent => self.end_gracefully(),
+            // Our last words, if there are any, go out first: a peer that closed its half reads on.
             Phase::Ending => {
-                if self.terminate.is_none() && self.startup_out.is_empty() {
+                let told = matches!(self.reason, Some(CloseReason::TerminateReceived(_)));
+                let said = self.terminate.is_none()
+                    && self.startup_out.is_empty()
+                    && self.tx.written == self.tx.queued;
+                if told || said {
                     self.finish(Shutdown::Close);
                 }
             }
