@@ -77,3 +77,16 @@ fn a_fin_of_the_peer_does_not_cut_our_terminate_off() {
     assert_eq!(u16::from_be_bytes([said[0], said[1]]) & 3, 2);
     assert!(said.len() > 30, "a whole FPDU: {said:02x?}");
 }
+
+#[test]
+fn work_that_can_never_be_sent_is_flushed_with_the_peers_fin() {
+    let mut pair = connected();
+    let side = &mut pair.sides[1];
+    // RFC 5044 §7.1.2 rule 4: it waits for the initiator's first FPDU, which never comes.
+    side.conn.post_send(SendWr::inline(1, SendOp::Send, b"waits"), 1).expect("connected");
+    assert_eq!(side.drain_all(T0), b"");
+    side.feed_eof(T0);
+    assert_eq!(side.wcs()[0].status, WcStatus::WR_FLUSH_ERR);
+    assert_eq!(side.events.last(), Some(&Event::Closed(CloseReason::Graceful)));
+    assert_eq!(side.shutdowns, [Shutdown::Close]);
+}

@@ -312,16 +312,10 @@ impl Connection {
             }
             Phase::Open => {
                 self.events.push_back(Event::PeerClosed);
-                self.flush_receives();
-                self.tx.flush_unanswerable();
-                self.reap();
+                self.flush_unfinishable();
                 self.drain(now);
             }
-            Phase::Draining => {
-                self.flush_receives();
-                self.tx.flush_unanswerable();
-                self.reap();
-            }
+            Phase::Draining => self.flush_unfinishable(),
             Phase::FinSent => self.end_gracefully(),
             // Our last words, if there are any, go out first: a peer that closed its half reads on.
             Phase::Ending => {
@@ -422,6 +416,18 @@ impl Connection {
             (Some(deadline), Some(nudge)) => Some(deadline.min(nudge)),
             (deadline, nudge) => deadline.or(nudge),
         }
+    }
+
+    /// The peer sends nothing more: what needs something of it is flushed.
+    fn flush_unfinishable(&mut self) {
+        self.flush_receives();
+        // A responder that has received no FPDU will never be allowed to send one.
+        if self.may_send {
+            self.tx.flush_unanswerable();
+        } else {
+            self.tx.flush_all();
+        }
+        self.reap();
     }
 
     /// No new work; FIN follows what is posted.
