@@ -90,3 +90,31 @@ fn work_that_can_never_be_sent_is_flushed_with_the_peers_fin() {
     assert_eq!(side.events.last(), Some(&Event::Closed(CloseReason::Graceful)));
     assert_eq!(side.shutdowns, [Shutdown::Close]);
 }
+
+/// A peer that always has two READs outstanding.
+#[test]
+fn a_close_ends_though_the_peer_goes_on_reading() {
+    let mut pair = connected();
+    let side = &mut pair.sides[1];
+    side.mem.add(KEY, PD, Access::REMOTE_READ, 0, vec![7; 64]);
+    let read = |msn| {
+        let header =
+            UntaggedHeader::new(Opcode::READ_REQUEST, true, QN_READ_REQUEST, Msn(msn), 0, Stag(0));
+        let request = ReadRequest::new((Stag(0x55), 0), 64, (Stag(KEY), 0));
+        framed(header.as_bytes(), request.as_bytes())
+    };
+    side.feed(T0, &read(1));
+    side.feed(T0, &read(2));
+    side.conn.close(T0);
+    let mut answers = 0;
+    for msn in 3..1000 {
+        if !side.shutdowns.is_empty() {
+            assert_eq!((&side.shutdowns[..], answers), (&[Shutdown::Write][..], 2));
+            return;
+        }
+        // One answer, and the next request is there before the other one is out.
+        answers += usize::from(!side.drain(T0, 1, usize::MAX).is_empty());
+        side.feed(T0, &read(msn));
+    }
+    panic!("no FIN after {answers} answers");
+}

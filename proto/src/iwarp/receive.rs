@@ -546,7 +546,13 @@ impl Connection {
     fn queue_inbound(&mut self, inbound: Inbound) {
         self.rx.request_msn = self.rx.request_msn.next();
         // After our FIN nothing can be sent: the peer, which has it or will have it, gets no answer.
-        if matches!(self.phase, Phase::Open | Phase::Draining) {
+        // Nor does a request that came when nothing but answers stood between us and that FIN, or
+        // a peer that always has some outstanding would keep us from closing.
+        let answered = match self.phase {
+            Phase::Draining => self.tx.has_work(),
+            phase => phase == Phase::Open,
+        };
+        if answered {
             self.tx.inbound.push_back(inbound);
         }
     }

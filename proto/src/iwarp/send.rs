@@ -343,6 +343,11 @@ impl Sender {
         self.queue.is_empty() && self.inbound.is_empty() && self.rtr.is_none()
     }
 
+    /// Whether work of the program is sent or waits for its turn or its answer.
+    pub(super) fn has_work(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
     pub(super) fn awaits_response(&self) -> bool {
         !self.outstanding.is_empty()
     }
