@@ -118,3 +118,18 @@ fn a_close_ends_though_the_peer_goes_on_reading() {
     }
     panic!("no FIN after {answers} answers");
 }
+
+/// A program that exits with octets unread resets TCP, as an old responder does that has looked at
+/// no more than the revision.
+#[test]
+fn a_reset_without_an_answer_is_a_silent_close() {
+    let mut side = Side::new(Connection::initiator(config(5, 9), b"", T0).expect("valid"));
+    side.drain_all(T0);
+    side.conn.handle_reset(T0);
+    assert_eq!(side.conn.poll_event(), Some(Event::StartupFailed(StartupError::ClosedSilently)));
+    let mut side = Side::new(Connection::initiator(config(5, 9), b"", T0).expect("valid"));
+    side.drain_all(T0);
+    side.feed(T0, b"MPA");
+    side.conn.handle_reset(T0);
+    assert_eq!(side.conn.poll_event(), Some(Event::StartupFailed(StartupError::Lost)));
+}

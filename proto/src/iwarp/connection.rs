@@ -60,6 +60,8 @@ pub struct Connection {
     pub(super) stats: Stats,
     /// Start-up frame that waits to be sent.
     pub(super) startup_out: Vec<u8>,
+    /// Initiator: something has come.
+    pub(super) reply_began: bool,
     /// What the request said, until it is answered.
     pub(super) request: Option<super::startup::Negotiation>,
     pub(super) established: Option<Established>,
@@ -110,6 +112,7 @@ impl Connection {
             phase,
             stats: Stats::default(),
             startup_out: Vec::new(),
+            reply_began: false,
             request: None,
             established: None,
             may_send: false,
@@ -298,7 +301,7 @@ impl Connection {
             return;
         }
         match self.phase {
-            Phase::AwaitReply if leftover == 0 => {
+            Phase::AwaitReply if !self.reply_began => {
                 self.fail_startup(StartupError::ClosedSilently, Shutdown::Close);
             }
             Phase::AwaitReply | Phase::AwaitRequest | Phase::Requested => {
@@ -335,6 +338,11 @@ impl Connection {
     pub fn handle_reset(&mut self, _now: Instant) {
         self.peer_fin = true;
         match self.phase {
+            // Who closes a socket with octets unread resets it: an old responder that looked at no
+            // more of the request than its revision does.
+            Phase::AwaitReply if !self.reply_began => {
+                self.fail_startup(StartupError::ClosedSilently, Shutdown::Close);
+            }
             Phase::AwaitReply | Phase::AwaitRequest | Phase::Requested => {
                 self.fail_startup(StartupError::Lost, Shutdown::Close);
             }

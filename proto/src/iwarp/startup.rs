@@ -57,6 +57,7 @@ impl Connection {
 
     /// Takes a start-up frame from the stream. Returns the octets used, 0 if more are needed.
     pub(super) fn handle_start(&mut self, now: Instant, input: &[u8]) -> usize {
+        self.reply_began |= !input.is_empty();
         let (start, used) = match Start::parse(input) {
             Ok(None) => return 0,
             Ok(Some(parsed)) => parsed,
