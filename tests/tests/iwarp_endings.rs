@@ -133,3 +133,53 @@ fn a_reset_without_an_answer_is_a_silent_close() {
     side.conn.handle_reset(T0);
     assert_eq!(side.conn.poll_event(), Some(Event::StartupFailed(StartupError::Lost)));
 }
+
+/// The empty WRITE that wakes a siw ([`userdma_proto::iwarp::Config::nudge`]) never stands between
+/// the segments of a message: siw, like many, takes it for a part of the WRITE under way.
+#[test]
+fn a_nudge_does_not_break_into_a_message() {
+    let mut a = config(1, 2);
+    a.mpa.crc = false;
+    let mut b = config(2, 3);
+    b.mpa.crc = false;
+    let mut pair = Pair::new(a, b, b"", 1);
+    pair.connect();
+    let side = &mut pair.sides[0];
+    side.mem.add(KEY, PD, Access::empty(), 0, vec![7; 100_000]);
+    let remote = RemoteAddr { addr: 0, rkey: RKey(KEY) };
+    let wr = SendWr::write(1, [Sge::new(0, 100_000, LKey(KEY))], remote);
+    side.conn.post_send(wr, 1).expect("connected");
+    // Some segments leave, then the time comes.
+    let mut sent = side.drain(pair.now, 2000, usize::MAX);
+    let at = side.conn.poll_timeout().expect("a time to look again");
+    side.conn.handle_timeout(at);
+    sent.extend(side.drain_all(at));
+    let (mut deframer, mut scratch) = (fpdu::Deframer::new(false, false), Vec::new());
+    let mut expected = 0;
+    let mut rest = &sent[..];
+    while let Some(f) = deframer.next(rest, &mut scratch).expect("good") {
+        rest = &rest[f.consumed..];
+        let to = u64::from_be_bytes(f.ulpdu[6..14].try_into().expect("8 octets"));
+        if expected < 100_000 {
+            assert_eq!(to, expected, "a segment of something else");
+        }
+        expected += f.ulpdu.len() as u64 - 14;
+    }
+    assert_eq!((expected, rest.len()), (100_000, 0));
+}
+
+#[test]
+fn a_nudge_also_goes_out_while_we_close() {
+    let mut pair = connected();
+    let side = &mut pair.sides[0];
+    side.mem.add(KEY, PD, Access::LOCAL_WRITE, 0, vec![0; 8]);
+    let remote = RemoteAddr { addr: 0, rkey: RKey(KEY) };
+    let wr = SendWr::read(1, [Sge::new(0, 8, LKey(KEY))], remote);
+    side.conn.post_send(wr, 1).expect("connected");
+    side.drain_all(T0);
+    side.conn.close(T0);
+    let at = side.conn.poll_timeout().expect("a time to look again");
+    side.conn.handle_timeout(at);
+    let mut out = Transmit::default();
+    assert!(side.conn.poll_transmit(at, &NoMemory, 1 << 20, &mut out), "it was due");
+}

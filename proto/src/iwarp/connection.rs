@@ -358,9 +358,7 @@ impl Connection {
     pub fn handle_timeout(&mut self, now: Instant) {
         if self.nudge_at.is_some_and(|at| at <= now) {
             self.nudge_at = None;
-            if self.phase == Phase::Open {
-                self.tx.nudge = true;
-            }
+            self.tx.nudge = matches!(self.phase, Phase::Open | Phase::Draining);
         }
         if self.deadline.is_none_or(|deadline| now < deadline) {
             return;

@@ -658,7 +658,9 @@ impl Connection {
             self.transmit_rtr(kind, mem, out);
             return true;
         }
-        if core::mem::take(&mut self.tx.nudge) {
+        // Not between the segments of a message: siw, for one, takes it for a part of the WRITE
+        // under way. What follows of that message serves as well.
+        if self.tx.current.is_none() && core::mem::take(&mut self.tx.nudge) {
             self.transmit_rtr(RtrKinds::WRITE, mem, out);
             return true;
         }
