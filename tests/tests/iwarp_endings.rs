@@ -168,6 +168,25 @@ fn a_nudge_does_not_break_into_a_message() {
     assert_eq!((expected, rest.len()), (100_000, 0));
 }
 
+/// A program that gives its peer no rights over memory at all.
+#[test]
+fn a_nudge_breaks_nothing_where_the_peer_may_not_write() {
+    let mut b = config(2, 3);
+    b.remote_access = Access::empty();
+    let mut pair = Pair::new(config(1, 2), b, b"", 1);
+    pair.connect();
+    pair.sides[1].conn.post_recv(userdma_proto::verbs::RecvWr::new(7, []), 7).expect("room");
+    pair.sides[0].conn.post_send(SendWr::inline(1, SendOp::Send, b""), 1).expect("connected");
+    pair.run(1000);
+    let at = pair.sides[0].conn.poll_timeout().expect("a time to look again");
+    pair.sides[0].conn.handle_timeout(at);
+    pair.run(1000);
+    assert_eq!(pair.sides[0].conn.stats().fpdus_sent, 2, "the SEND and the nudge");
+    for side in &pair.sides {
+        assert_eq!(side.conn.state(), QpState::Rts, "{:?}", side.events);
+    }
+}
+
 #[test]
 fn a_nudge_also_goes_out_while_we_close() {
     let mut pair = connected();

@@ -7,7 +7,7 @@ use zerocopy::FromBytes;
 use super::{
     CloseReason, Completion, Config, Connection, RtrKinds, Shutdown,
     connection::Phase,
-    send::{Awaited, Inbound, Outstanding, Stage, pieces},
+    send::{Awaited, Inbound, Outstanding, RTR_STAG, Stage, pieces},
 };
 use crate::{
     mem::{AccessError, Memory},
@@ -291,6 +291,11 @@ impl Connection {
         payload: &[u8],
         mem: &M,
     ) -> Result<(), Refusal> {
+        // A nudge (`Config::nudge`) is the peer's provider speaking, like a ready-to-receive
+        // indication: the program's access flags are not for it.
+        if payload.is_empty() && header.stag() == RTR_STAG && header.to.get() == 0 {
+            return Ok(());
+        }
         if !self.config.remote_access.contains(Access::REMOTE_WRITE) {
             return Err(Refusal::Code(TermCode::RDMAP_ACCESS));
         }

@@ -32,7 +32,7 @@ const COPY_LIMIT: usize = 1024;
 const MAX_PARTS: usize = 960;
 
 /// A zero-length RTR indication names nothing; 0 is refused by some peers, so it says 1.
-const RTR_STAG: Stag = Stag(1);
+pub(super) const RTR_STAG: Stag = Stag(1);
 
 /// How far a work request is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
