@@ -215,6 +215,8 @@ impl TcpPort {
             }
             Err(SendError::Io(_)) => {
                 self.drop_unwritten();
+                // What the peer said before it reset is still there, a Terminate perhaps.
+                self.receive(now, table, usize::MAX, &mut Turn::default());
                 self.conn.handle_reset(now);
                 0
             }

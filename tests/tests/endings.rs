@@ -1,0 +1,66 @@
+//! How a connection ends on real sockets, and what is left of it then.
+
+mod common;
+
+use std::{
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    sync::mpsc,
+    thread,
+};
+
+use common::*;
+use userdma::{
+    CloseReason, DeviceOptions, Error, MpaOptions, PostError, QpInit, QpState, RecvWr, SendOp,
+    SendWr, Sge, StartupError,
+};
+
+/// A listener of the test's own, and the address to connect to.
+fn stranger() -> (TcpListener, String) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap().to_string();
+    (listener, addr)
+}
+
+/// Takes an enhanced request without private data, and accepts it without CRC.
+fn start_up(listener: &TcpListener) -> TcpStream {
+    let (mut stream, _) = listener.accept().unwrap();
+    let mut request = [0; 24];
+    stream.read_exact(&mut request).unwrap();
+    assert_eq!(request[16], 0x10, "S, and no C");
+    stream.write_all(b"MPA ID Rep Frame\x10\x02\x00\x04\x00\x10\x00\x10").unwrap();
+    stream
+}
+
+/// The octets behind a bad message of ours are never read by a peer that terminates at once: its
+/// RST follows its Terminate, and a write of ours may meet it first.
+#[tokio::test]
+async fn a_terminate_is_read_though_the_peer_has_reset() {
+    let (listener, addr) = stranger();
+    let (go, gone) = (mpsc::channel(), mpsc::channel());
+    let peer = thread::spawn(move || {
+        let mut stream = start_up(&listener);
+        go.1.recv().unwrap();
+        // DDP untagged, no buffer available: 1/2/02.
+        let mut fpdu = vec![0, 22, 0x41, 0x47];
+        fpdu.extend([0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0]);
+        fpdu.extend([0x12, 0x02, 0, 0, 0, 0, 0, 0]);
+        stream.write_all(&fpdu[..]).unwrap();
+        // Octets of ours are unread, so this resets.
+        stream.peek(&mut [0]).unwrap();
+        drop(stream);
+        gone.0.send(()).unwrap();
+    });
+    let device = quick().open("tcp://127.0.0.1").unwrap();
+    let (pd, cq) = (device.alloc_pd().unwrap(), device.create_cq(64).unwrap());
+    let mpa = MpaOptions { crc: false, ..MpaOptions::default() };
+    let qp = device.connect(&addr, &pd, QpInit { mpa, ..QpInit::new(&cq) }, b"").await.unwrap();
+    qp.post_send(SendWr::inline(1, SendOp::Send, b"nobody takes it")).unwrap();
+    go.0.send(()).unwrap();
+    gone.1.recv().unwrap();
+    // The runtime's only thread was here all the time: nobody has looked at the socket since.
+    qp.post_send(SendWr::inline(2, SendOp::Send, b"too late")).unwrap();
+    let reason = tokio::time::timeout(LONG, qp.closed()).await.unwrap();
+    assert!(matches!(reason, CloseReason::TerminateReceived(_)), "{reason:?}");
+    peer.join().unwrap();
+}
