@@ -262,6 +262,18 @@ impl RecvWr {
     pub fn new(id: u64, sges: impl IntoIterator<Item = Sge>) -> Self {
         Self { id, sges: sges.into_iter().collect() }
     }
+
+    /// Octets it takes in all, where a queue of `max_sge` pieces a request has room for it.
+    ///
+    /// # Errors
+    /// [`PostError::TooManySges`]; [`PostError::TooLong`] for more octets than a message has.
+    pub fn check(&self, max_sge: usize) -> Result<u32, PostError> {
+        if self.sges.len() > max_sge {
+            return Err(PostError::TooManySges { max: max_sge, have: self.sges.len() });
+        }
+        let have = self.sges.iter().map(|sge| u64::from(sge.length)).sum();
+        u32::try_from(have).map_err(|_| PostError::TooLong { max: u64::from(u32::MAX), have })
+    }
 }
 
 /// How a work request ended. Open: an unknown number prints as such.

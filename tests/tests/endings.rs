@@ -64,3 +64,15 @@ async fn a_terminate_is_read_though_the_peer_has_reset() {
     assert!(matches!(reason, CloseReason::TerminateReceived(_)), "{reason:?}");
     peer.join().unwrap();
 }
+
+#[tokio::test]
+async fn a_receive_that_no_message_fills_is_refused_in_every_state() {
+    let (a, b) = pair().await;
+    let huge = || RecvWr::new(1, [Sge { length: u32::MAX, ..Sge::default() }; 2]);
+    let fresh = a.pd.create_qp(QpInit::new(&a.cq)).unwrap();
+    for qp in [&a.qp, &fresh] {
+        let refused = qp.post_recv(huge());
+        assert!(matches!(refused, Err(PostError::TooLong { .. })), "{refused:?}");
+    }
+    drop(b);
+}

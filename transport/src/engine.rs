@@ -522,7 +522,6 @@ impl Core {
         tag: u64,
         wakes: &mut Wakes,
     ) -> Result<(), PostError> {
-        let max_sge = qp.init.max_sge;
         match &mut self.port {
             Port::Tcp(port) => {
                 port.conn_mut().post_recv(wr, tag)?;
@@ -531,13 +530,11 @@ impl Core {
                 }
                 Ok(())
             }
-            Port::Idle | Port::Starting if wr.sges.len() > max_sge => {
-                Err(PostError::TooManySges { max: max_sge, have: wr.sges.len() })
-            }
-            Port::Idle | Port::Starting if self.recvs.len() >= qp.init.max_recv_wr => {
-                Err(PostError::QueueFull { max: qp.init.max_recv_wr })
-            }
             Port::Idle | Port::Starting => {
+                wr.check(qp.init.max_sge)?;
+                if self.recvs.len() >= qp.init.max_recv_wr {
+                    return Err(PostError::QueueFull { max: qp.init.max_recv_wr });
+                }
                 self.recvs.push_back((wr, tag));
                 Ok(())
             }

@@ -64,13 +64,7 @@ impl Default for Receiver {
 
 impl Receiver {
     pub(super) fn push(&mut self, wr: RecvWr, tag: u64, config: &Config) -> Result<(), PostError> {
-        if wr.sges.len() > config.max_sge {
-            return Err(PostError::TooManySges { max: config.max_sge, have: wr.sges.len() });
-        }
-        let have = wr.sges.iter().map(|sge| u64::from(sge.length)).sum();
-        let Ok(len) = u32::try_from(have) else {
-            return Err(PostError::TooLong { max: u64::from(u32::MAX), have });
-        };
+        let len = wr.check(config.max_sge)?;
         if self.queue.len() >= config.max_recv_wr {
             return Err(PostError::QueueFull { max: config.max_recv_wr });
         }
