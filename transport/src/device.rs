@@ -400,25 +400,21 @@ impl Dial {
     async fn run(mut self) -> Result<TcpPort> {
         let mut last = None;
         for peer in self.peer.resolve(DEFAULT_PORT).await? {
-            let limit = self.config.startup_timeout;
-            let stream = match tokio::time::timeout(limit, self.open(peer)).await {
-                Ok(Ok(stream)) => stream,
-                Ok(Err(e)) => {
+            let stream = match self.open_in_time(peer).await {
+                Ok(stream) => stream,
+                Err(e) => {
                     last = Some(e);
-                    continue;
-                }
-                Err(_) => {
-                    last = Some(Error::connect(peer, std::io::ErrorKind::TimedOut.into()));
                     continue;
                 }
             };
             return match self.start_up(peer, stream).await {
-                // RFC 6581 §10: an unenhanced responder closes on revision 2.
+                // RFC 6581 §10: an unenhanced responder closes on revision 2. Revision 1 has no
+                // peer-to-peer start-up, so who needs that has nothing else to try.
                 Err(Error::Startup { source: StartupError::ClosedSilently, .. })
-                    if self.config.mpa.revision == 2 =>
+                    if self.config.mpa.revision == 2 && !self.config.mpa.peer_to_peer =>
                 {
                     self.config.mpa.revision = 1;
-                    let stream = self.open(peer).await?;
+                    let stream = self.open_in_time(peer).await?;
                     self.start_up(peer, stream).await
                 }
                 other => other,
@@ -426,6 +422,12 @@ impl Dial {
         }
         // `resolve` gives at least one address.
         Err(last.unwrap_or(Error::State("the peer's name has no address")))
+    }
+
+    async fn open_in_time(&self, peer: SocketAddr) -> Result<TcpStream> {
+        tokio::time::timeout(self.config.startup_timeout, self.open(peer))
+            .await
+            .unwrap_or_else(|_| Err(Error::connect(peer, std::io::ErrorKind::TimedOut.into())))
     }
 
     async fn open(&self, peer: SocketAddr) -> Result<TcpStream> {
