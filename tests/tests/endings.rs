@@ -93,3 +93,22 @@ async fn a_silent_close_of_a_peer_to_peer_start_up_is_told_as_such() {
     assert!(matches!(e, Error::Startup { source: StartupError::ClosedSilently, .. }), "{e:?}");
     peer.join().unwrap();
 }
+
+/// The device's runtime goes, the program stays: nobody would ever watch the socket again.
+#[test]
+fn the_end_of_the_runtime_ends_its_connections() {
+    let new = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (outer, inner) = (new(), new());
+    let options = DeviceOptions { runtime: Some(inner.handle().clone()), ..quick() };
+    let (a, b) = inner.block_on(pair_with("127.0.0.1", options, |_| {}));
+    drop(inner);
+    for side in [a, b] {
+        assert_eq!(side.qp.state(), QpState::Err);
+        let got = outer.block_on(async {
+            tokio::time::timeout(LONG, side.qp.recv_lent(vec![0; 8])).await.expect("no hang").1
+        });
+        assert!(matches!(got, Err(Error::Wc { .. })), "{got:?}");
+        let reason = outer.block_on(async { tokio::time::timeout(LONG, side.qp.closed()).await });
+        assert_eq!(reason.unwrap(), CloseReason::Lost);
+    }
+}

@@ -436,6 +436,18 @@ impl QpShared {
         self.kick.notify_one();
     }
 
+    /// Nobody looks after the connection any more: it is lost. What the kernel has taken still goes
+    /// out, and FIN behind it.
+    fn abandon(&self) {
+        let now = self.device.clock.now();
+        self.locked(|core, wakes| {
+            if let Port::Tcp(port) = &mut core.port {
+                port.conn_mut().handle_reset(now);
+                core.turn(self, now, POST, wakes);
+            }
+        });
+    }
+
     /// Somebody went to sleep who polled before: the task shall watch the socket again.
     pub(crate) fn rouse(&self) {
         if self.unarmed.load(Ordering::SeqCst) {
@@ -712,7 +724,7 @@ impl Start {
             core.settle(&qp, wakes);
             Ok(())
         })?;
-        qp.device.runtime.spawn(drive(qp.clone(), socket));
+        qp.device.runtime.spawn(drive(Driven(qp.clone()), socket));
         Ok(())
     }
 }
@@ -762,8 +774,21 @@ impl QpShared {
     }
 }
 
+/// A queue pair in the hands of its task. Where the task goes first, with its runtime, nobody would
+/// watch the socket any more, and who sleeps would sleep for ever: the connection ends then.
+struct Driven(Arc<QpShared>);
+
+impl Drop for Driven {
+    fn drop(&mut self) {
+        if !self.0.over.load(Ordering::Acquire) {
+            self.0.abandon();
+        }
+    }
+}
+
 /// The task of a connected queue pair. Ends when the socket is closed.
-async fn drive(qp: Arc<QpShared>, socket: Arc<TcpStream>) {
+async fn drive(driven: Driven, socket: Arc<TcpStream>) {
+    let qp = &driven.0;
     let clock = qp.device.clock;
     let spin = qp.device.options.spin;
     let mut armed: Option<AsyncFd<Arc<TcpStream>>> = None;

@@ -58,7 +58,7 @@
 //! ([`DeviceOptions::spin`]). [`Cq::poll`] never sleeps and drives the sockets in the caller's own
 //! thread: this is where low latency comes from, and it needs no runtime to run meanwhile. One-sided
 //! work of a peer is served in any case, by a task on the tokio runtime in which the device was
-//! opened.
+//! opened. Where that runtime ends first, the connections end with it.
 //!
 //! # What goes wrong, and where it is told
 //! A call that asks for something wrong returns an error, and nothing has changed. Work that fails,
