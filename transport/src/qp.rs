@@ -229,6 +229,9 @@ impl Qp {
 
     /// Waits until the connection has ended, whoever ended it, and tells how. Returns at once where
     /// it has. Cancel safe.
+    ///
+    /// A peer whose host has gone without a word is noticed after two minutes of silence, or, where
+    /// octets of ours are on their way, when TCP gives up (some 15 minutes by Linux' defaults).
     pub async fn closed(&self) -> CloseReason {
         let mut ended = self.shared().ended.subscribe();
         match ended.wait_for(Option::is_some).await {

@@ -6,9 +6,10 @@ use std::{
     net::{Shutdown as Half, SocketAddr, TcpStream},
     os::fd::AsFd,
     sync::Arc,
+    time::Duration,
 };
 
-use socket2::SockRef;
+use socket2::{SockRef, TcpKeepalive};
 use userdma_proto::{
     iwarp::{Connection, Event, Shutdown, Transmit},
     mem::Memory,
@@ -26,6 +27,14 @@ const CHUNK_CRC: usize = 256 << 10;
 const RX_FIRST: usize = 4 << 10;
 /// Octets sent between two looks at the segment size, which grows as TCP learns the path.
 const MSS_EVERY: usize = 1 << 20;
+
+/// A peer whose host has gone without a word: asked after a minute of silence, every 10 s, and given
+/// up after 6 questions. Where octets of ours are not acknowledged, TCP's own time-out comes first
+/// (`net.ipv4.tcp_retries2`, some 15 minutes).
+const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
+    .with_time(Duration::from_secs(60))
+    .with_interval(Duration::from_secs(10))
+    .with_retries(6);
 
 /// How far one turn may go, in octets.
 #[derive(Debug, Clone, Copy)]
@@ -69,11 +78,12 @@ pub(crate) struct TcpPort {
 }
 
 impl TcpPort {
-    /// `socket` is connected. It is made non-blocking and without delay; `rx_max` bounds the
-    /// receive buffer.
+    /// `socket` is connected. It is made non-blocking, without delay, and asks a silent peer whether
+    /// it is there; `rx_max` bounds the receive buffer.
     pub(crate) fn new(mut conn: Connection, socket: TcpStream, rx_max: usize) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         socket.set_nodelay(true)?;
+        SockRef::from(&socket).set_tcp_keepalive(&KEEPALIVE)?;
         conn.set_emss(mss(&socket));
         Ok(Self {
             conn,
@@ -404,6 +414,22 @@ impl RxBuffer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::TcpListener;
+    use userdma_proto::{iwarp::Config, mem::PdId, wire::ids::Qpn};
+
+    #[test]
+    fn a_silent_peer_is_asked_whether_it_is_there() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let conn = Connection::responder(Config::new(PdId(0), Qpn(2), 0), Instant::ZERO);
+        let port = TcpPort::new(conn, stream, 1 << 20).unwrap();
+        let socket = SockRef::from(&**port.socket().unwrap());
+        assert!(socket.keepalive().unwrap());
+        let time = socket.tcp_keepalive_time().unwrap();
+        let questions =
+            socket.tcp_keepalive_interval().unwrap() * socket.tcp_keepalive_retries().unwrap();
+        assert_eq!(time + questions, Duration::from_secs(120));
+    }
 
     #[test]
     fn the_receive_buffer_keeps_what_is_not_used_up_and_grows() {
