@@ -112,3 +112,50 @@ fn the_end_of_the_runtime_ends_its_connections() {
         assert_eq!(reason.unwrap(), CloseReason::Lost);
     }
 }
+
+fn open_files() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// Connections that ended in every way leave neither descriptors nor regions.
+#[tokio::test]
+async fn what_ended_leaves_nothing() {
+    let (device, listener, addr) = listening("127.0.0.1", quick()).await;
+    let (pd, cq) = (device.alloc_pd().unwrap(), device.create_cq(64).unwrap());
+    let before = open_files();
+    for round in 0..60 {
+        let accept = async {
+            let request = listener.accept().await.unwrap();
+            if round % 5 == 4 {
+                return None;
+            }
+            Some(request.accept(&pd, QpInit::new(&cq), b"").await.unwrap())
+        };
+        let connect = device.connect(&addr, &pd, QpInit::new(&cq), b"");
+        let (client, server) = tokio::join!(connect, accept);
+        let (Ok(client), Some(server)) = (client, server) else { continue };
+        match round % 5 {
+            0 => assert_eq!(client.disconnect().await, CloseReason::Graceful),
+            1 => drop(client),
+            2 => {
+                // A SEND without a receive: a Terminate.
+                let _ = client.send_lent(vec![1; 8]).await;
+            }
+            _ => {
+                let (got, sent) =
+                    tokio::join!(server.recv_lent(vec![0; 8]), client.send_lent(vec![1; 8]));
+                assert!(got.1.is_ok() && sent.1.is_ok());
+                server.abort();
+            }
+        }
+        tokio::time::timeout(LONG, server.closed()).await.expect("it ends");
+    }
+    // The tasks let go of their sockets when they run next.
+    let patient = async {
+        while open_files() > before {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(LONG, patient).await.expect("descriptors are closed");
+    assert_eq!(pd.table().regions(), 0);
+}

@@ -87,6 +87,8 @@ impl Gather {
         at: Cursor,
         mut pin: impl FnMut(Sge) -> Result<Pin<'a>, AccessError>,
     ) -> Result<(usize, usize), SendError> {
+        // What a call before this one left, had it panicked.
+        self.pieces.clear();
         let mut pins = emptied(std::mem::take(&mut self.pins));
         let mut offered = 0;
         let mut skip = at.offset;
