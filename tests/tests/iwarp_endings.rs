@@ -202,3 +202,40 @@ fn a_nudge_also_goes_out_while_we_close() {
     let mut out = Transmit::default();
     assert!(side.conn.poll_transmit(at, &NoMemory, 1 << 20, &mut out), "it was due");
 }
+
+/// While octets of a work request are with the driver, its memory is still read: whoever finds the
+/// completion may use the memory for something else.
+#[test]
+fn work_is_over_when_its_memory_is_not_read_any_more() {
+    let remote = RemoteAddr { addr: 0, rkey: RKey(KEY) };
+    for failed in [false, true] {
+        let (mut a, mut b) = (config(1, 2), config(2, 3));
+        (a.mpa.crc, b.mpa.crc) = (false, false);
+        let mut pair = Pair::new(a, b, b"", 1);
+        pair.connect();
+        let side = &mut pair.sides[0];
+        side.mem.add(KEY, PD, Access::empty(), 0, vec![7; 100_000]);
+        for id in 0..3 {
+            // Half of the last one's memory is not there.
+            let last = Sge::new(0, 50_000, LKey(if failed && id == 2 { 0xdead } else { KEY }));
+            let sges = [Sge::new(0, 50_000, LKey(KEY)), last];
+            side.conn.post_send(SendWr::write(id, sges, remote), 1).expect("connected");
+        }
+        // All that can be sent is handed out, and the socket takes a little.
+        let mut sent = side.drain(T0, 1 << 20, 10);
+        if !failed {
+            side.feed(T0, &send(1));
+        }
+        assert_eq!(side.conn.state(), QpState::Err);
+        assert_eq!(side.done.len(), 0, "all of it is still with the driver");
+        sent.extend(side.drain_all(T0));
+        let statuses: Vec<_> = side.wcs().iter().map(|wc| (wc.id, wc.status)).collect();
+        let (before, last) = if failed {
+            (WcStatus::SUCCESS, WcStatus::LOC_PROT_ERR)
+        } else {
+            (WcStatus::WR_FLUSH_ERR, WcStatus::WR_FLUSH_ERR)
+        };
+        assert_eq!(statuses, [(0, before), (1, before), (2, last)]);
+        assert!(sent.len() > 200_000);
+    }
+}

@@ -478,7 +478,7 @@ impl Connection {
 
     /// We found an error: everything is flushed, the Terminate is sent, then FIN.
     pub(super) fn terminate(&mut self, now: Instant, terminate: Terminate) {
-        self.flush_all();
+        self.flush();
         self.say_last_words(now, terminate);
     }
 
@@ -497,7 +497,7 @@ impl Connection {
     /// The peer found an error: the work it blames fails, everything else is flushed.
     pub(super) fn handle_terminate(&mut self, now: Instant, terminate: Terminate) {
         self.tx.blame(&terminate);
-        self.flush_all();
+        self.flush();
         self.reason = Some(CloseReason::TerminateReceived(terminate));
         self.phase = Phase::Ending;
         self.deadline = Some(now + self.config.close_timeout);
@@ -535,6 +535,13 @@ impl Connection {
         self.flush_receives();
     }
 
+    /// The same, but what is with the driver goes out first, and is over then.
+    fn flush(&mut self) {
+        self.tx.flush();
+        self.reap();
+        self.flush_receives();
+    }
+
     pub(super) fn flush_receives(&mut self) {
         while let Some(recv) = self.rx.pop() {
             let wc = Wc {
@@ -556,7 +563,12 @@ impl Connection {
                 // RFC 5040 §5.5: a SEND or WRITE completes when its source may be reused. The
                 // socket has taken its last octet, so it may.
                 Stage::Sent { end } if end <= self.tx.written => WcStatus::SUCCESS,
-                Stage::Sent { .. } | Stage::Queued | Stage::Sending | Stage::Awaiting => return,
+                Stage::Leaving { end, status } if end <= self.tx.written => status,
+                Stage::Sent { .. }
+                | Stage::Leaving { .. }
+                | Stage::Queued
+                | Stage::Sending
+                | Stage::Awaiting => return,
             };
             let Some(work) = self.tx.pop_front() else {
                 return;

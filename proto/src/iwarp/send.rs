@@ -48,8 +48,29 @@ pub(super) enum Stage {
     },
     /// A request is sent; the answer has not come.
     Awaiting,
+    /// It has failed, but octets of it are with the driver, up to `end` of the stream: its memory is
+    /// still read, so it is over when they are written.
+    Leaving {
+        /// Position in the stream, one past the last octet handed out.
+        end: u64,
+        /// How it ends then.
+        status: WcStatus,
+    },
     /// Over.
     Done(WcStatus),
+}
+
+impl Stage {
+    /// The stage after a failure, where `queued` octets of the stream were handed out so far.
+    fn failed(self, status: WcStatus, queued: u64) -> Self {
+        match self {
+            Self::Done(status) => Self::Done(status),
+            Self::Leaving { end, status } => Self::Leaving { end, status },
+            Self::Sent { end } => Self::Leaving { end, status },
+            Self::Sending => Self::Leaving { end: queued, status },
+            Self::Queued | Self::Awaiting => Self::Done(status),
+        }
+    }
 }
 
 /// A send work request in the queue.
@@ -352,14 +373,23 @@ impl Sender {
         !self.outstanding.is_empty()
     }
 
-    /// Marks everything that is not over as flushed.
+    /// Marks everything that is not over as flushed, what is with the driver too: that drops it.
     pub(super) fn flush_all(&mut self) {
-        let written = self.written;
+        self.flush();
+        for work in &mut self.queue {
+            if let Stage::Leaving { status, .. } = work.stage {
+                work.stage = Stage::Done(status);
+            }
+        }
+    }
+
+    /// Marks everything that is not over as flushed. What is with the driver is still sent.
+    pub(super) fn flush(&mut self) {
+        let (queued, written) = (self.queued, self.written);
         for work in &mut self.queue {
             work.stage = match work.stage {
-                Stage::Done(status) => Stage::Done(status),
                 Stage::Sent { end } if end <= written => Stage::Done(WcStatus::SUCCESS),
-                _ => Stage::Done(WcStatus::WR_FLUSH_ERR),
+                stage => stage.failed(WcStatus::WR_FLUSH_ERR, queued),
             };
         }
         self.stop();
@@ -368,12 +398,12 @@ impl Sender {
     /// The work request at `index` failed: what waits for answers before it, and everything after
     /// it, is flushed.
     pub(super) fn fail_at(&mut self, index: usize, status: WcStatus) {
+        let queued = self.queued;
         for (i, work) in self.queue.iter_mut().enumerate() {
             work.stage = match work.stage {
-                Stage::Done(done) => Stage::Done(done),
-                _ if i == index => Stage::Done(status),
                 Stage::Sent { end } if i < index => Stage::Sent { end },
-                _ => Stage::Done(WcStatus::WR_FLUSH_ERR),
+                stage if i == index => stage.failed(status, queued),
+                stage => stage.failed(WcStatus::WR_FLUSH_ERR, queued),
             };
         }
         self.stop();
@@ -418,10 +448,9 @@ impl Sender {
         let Some(index) = self.find_blamed(terminate) else {
             return;
         };
-        if let Some(work) = self.queue.get_mut(index)
-            && !matches!(work.stage, Stage::Done(_))
-        {
-            work.stage = Stage::Done(status);
+        let queued = self.queued;
+        if let Some(work) = self.queue.get_mut(index) {
+            work.stage = work.stage.failed(status, queued);
         }
     }
 
@@ -435,7 +464,9 @@ impl Sender {
             });
         }
         let header = terminate.ddp_header.as_ref().and_then(HeaderCopy::segment);
-        let open = |work: &Work| !matches!(work.stage, Stage::Queued | Stage::Done(_));
+        let open = |work: &Work| {
+            !matches!(work.stage, Stage::Queued | Stage::Leaving { .. } | Stage::Done(_))
+        };
         match header {
             Some(Segment::Tagged { header, .. }) => self.queue.iter().position(|work| {
                 let (SendOp::Write(remote) | SendOp::WriteImm(remote, _)) = work.op else {
