@@ -178,7 +178,8 @@ impl Cq {
     /// write to an eventfd, for example. It must not block. It replaces the hook before; events are
     /// counted for [`Cq::notified`] all the same.
     pub fn on_event(&self, hook: impl Fn() + Send + Sync + 'static) {
-        self.0.ring.lock().hook = Some(Arc::new(hook));
+        // The hook before is dropped without the lock: what it owns may come back here.
+        let _before = self.0.ring.lock().hook.replace(Arc::new(hook));
     }
 
     /// Takes the completions of queue pair `qpn` out of the queue and drops them, as destroying a
