@@ -49,8 +49,8 @@ impl Pd {
     /// is connected or accepted.
     ///
     /// # Errors
-    /// [`Error::Limit`](crate::Error::Limit) where the device has as many as it may have,
-    /// [`Error::Post`](crate::Error::Post) for settings that no connection can have.
+    /// [`Error::Limit`](crate::Error::Limit) where the device has as many as it may have. Settings
+    /// that no connection can have are told when it is connected.
     pub fn create_qp(&self, init: QpInit) -> Result<Qp> {
         Qp::new(self.0.device.clone(), self.clone(), init)
     }
