@@ -386,11 +386,14 @@ impl Sender {
     /// Marks everything that is not over as flushed. What is with the driver is still sent.
     pub(super) fn flush(&mut self) {
         let (queued, written) = (self.queued, self.written);
+        // Behind a failure nothing succeeds, whatever became of it.
+        let mut good = true;
         for work in &mut self.queue {
             work.stage = match work.stage {
-                Stage::Sent { end } if end <= written => Stage::Done(WcStatus::SUCCESS),
+                Stage::Sent { end } if good && end <= written => Stage::Done(WcStatus::SUCCESS),
                 stage => stage.failed(WcStatus::WR_FLUSH_ERR, queued),
             };
+            good &= work.stage == Stage::Done(WcStatus::SUCCESS);
         }
         self.stop();
     }
@@ -399,9 +402,11 @@ impl Sender {
     /// it, is flushed.
     pub(super) fn fail_at(&mut self, index: usize, status: WcStatus) {
         let queued = self.queued;
+        let mut good = true;
         for (i, work) in self.queue.iter_mut().enumerate() {
+            good &= matches!(work.stage, Stage::Sent { .. } | Stage::Done(WcStatus::SUCCESS));
             work.stage = match work.stage {
-                Stage::Sent { end } if i < index => Stage::Sent { end },
+                stage if good && i < index => stage,
                 stage if i == index => stage.failed(status, queued),
                 stage => stage.failed(WcStatus::WR_FLUSH_ERR, queued),
             };
