@@ -11,8 +11,8 @@ use std::{
 
 use common::*;
 use userdma::{
-    CloseReason, DeviceOptions, Error, MpaOptions, PostError, QpInit, QpState, RecvWr, SendOp,
-    SendWr, Sge, StartupError,
+    Access, CloseReason, DeviceOptions, Error, MpaOptions, PostError, QpInit, QpState, RecvWr,
+    Region, RemoteAddr, SendOp, SendWr, Sge, StartupError, WcStatus,
 };
 
 /// A listener of the test's own, and the address to connect to.
@@ -63,6 +63,45 @@ async fn a_terminate_is_read_though_the_peer_has_reset() {
     let reason = tokio::time::timeout(LONG, qp.closed()).await.unwrap();
     assert!(matches!(reason, CloseReason::TerminateReceived(_)), "{reason:?}");
     peer.join().unwrap();
+}
+
+/// A program drops a queue pair as soon as it sees that it has failed; more than the sockets hold is
+/// still to be said then, and the Terminate comes last.
+#[tokio::test]
+async fn dropping_a_failed_queue_pair_does_not_cut_its_terminate_off() {
+    let (listener, addr) = stranger();
+    let (go, dropped) = (mpsc::channel(), mpsc::channel());
+    let peer = thread::spawn(move || {
+        let mut stream = start_up(&listener);
+        go.1.recv().unwrap();
+        // An empty SEND, for which there is no receive.
+        stream.write_all(&[0, 18, 0x41, 0x43, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+        stream.write_all(&[0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+        dropped.1.recv().unwrap();
+        let mut octets = Vec::new();
+        stream.read_to_end(&mut octets).map(|_| octets)
+    });
+    let options = DeviceOptions { send_buffer: Some(64 << 10), ..quick() };
+    let device = options.open("tcp://127.0.0.1").unwrap();
+    let (pd, cq) = (device.alloc_pd().unwrap(), device.create_cq(64).unwrap());
+    let mpa = MpaOptions { crc: false, ..MpaOptions::default() };
+    let qp = device.connect(&addr, &pd, QpInit { mpa, ..QpInit::new(&cq) }, b"").await.unwrap();
+    let mr = pd.register(Region::alloc(32 << 20).unwrap(), Access::empty()).unwrap();
+    qp.post_send(SendWr::write(1, [mr.slice(0..32 << 20)], RemoteAddr::default())).unwrap();
+    go.0.send(()).unwrap();
+    while qp.state() != QpState::Err {
+        tokio::task::yield_now().await;
+    }
+    drop(qp);
+    dropped.0.send(()).unwrap();
+    let octets = tokio::task::spawn_blocking(|| peer.join().unwrap()).await.unwrap();
+    let octets = octets.expect("FIN, and no RST");
+    assert!(octets.len() < 32 << 20, "the WRITE was cut short");
+    let terminate = &octets[octets.len() - 48..];
+    assert_eq!(terminate[..4], [0, 42, 0x41, 0x47], "a Terminate");
+    assert_eq!(terminate[20..22], [0x12, 0x02], "no buffer available");
+    let wc = tokio::time::timeout(LONG, cq.next()).await.unwrap().unwrap();
+    assert_eq!(wc.status, WcStatus::WR_FLUSH_ERR);
 }
 
 #[tokio::test]

@@ -82,7 +82,8 @@ impl QpInit {
 }
 
 /// Queue pair: one end of a connection. Cheap to clone; when the last clone is dropped the
-/// connection is aborted and work that is outstanding completes as flushed.
+/// connection is aborted and work that is outstanding completes as flushed. An end that is under
+/// way ([`QpState::Err`]) goes on by itself.
 ///
 /// Posting is what verbs call `ibv_post_send` and `ibv_post_recv`: the call returns at once, and the
 /// completion goes to a [`Cq`]. The awaiting calls ([`Qp::send`], [`Qp::write`], [`Qp::submit`], …)
@@ -391,7 +392,10 @@ fn give_back(mr: Option<Mr>) -> Vec<u8> {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.0.abort();
+        // An end under way goes on: a reset would overtake its Terminate.
+        if self.0.state() != QpState::Err {
+            self.0.abort();
+        }
         self.0.init.send_cq.detach(&self.0);
         self.0.init.recv_cq.detach(&self.0);
     }
