@@ -410,12 +410,15 @@ impl Dial {
             return match self.start_up(peer, stream).await {
                 // RFC 6581 §10: an unenhanced responder closes on revision 2. Revision 1 has no
                 // peer-to-peer start-up, so who needs that has nothing else to try.
-                Err(Error::Startup { source: StartupError::ClosedSilently, .. })
+                Err(silent @ Error::Startup { source: StartupError::ClosedSilently, .. })
                     if self.config.mpa.revision == 2 && !self.config.mpa.peer_to_peer =>
                 {
                     self.config.mpa.revision = 1;
-                    let stream = self.open_in_time(peer).await?;
-                    self.start_up(peer, stream).await
+                    match self.open_in_time(peer).await {
+                        Ok(stream) => self.start_up(peer, stream).await,
+                        // A server that has ended, say: how it went tells more than that.
+                        Err(_) => Err(silent),
+                    }
                 }
                 other => other,
             };
