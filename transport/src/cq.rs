@@ -9,11 +9,12 @@ use std::{
         Arc, Weak,
         atomic::{AtomicU32, AtomicUsize, Ordering},
     },
-    task::{Context, Poll, Waker},
+    task::{Context, Poll, Waker, ready},
     time::Duration,
 };
 
 use parking_lot::Mutex;
+use tokio::task::coop;
 use userdma_proto::{time::Instant, verbs::Wc, wire::ids::Qpn};
 
 use crate::{
@@ -341,12 +342,16 @@ impl Future for Next<'_> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
         let shared = &*this.cq.0;
-        if let Some(wc) = this.cq.take_one() {
-            return Poll::Ready(Ok(wc));
-        }
+        // A loop over a queue that is never empty must let the runtime's other tasks run.
+        let cooperation = ready!(coop::poll_proceed(cx));
         let now = shared.clock.now();
-        this.cq.advance(now);
-        if let Some(wc) = this.cq.take_one() {
+        let mut taken = this.cq.take_one();
+        if taken.is_none() {
+            this.cq.advance(now);
+            taken = this.cq.take_one();
+        }
+        if let Some(wc) = taken {
+            cooperation.made_progress();
             return Poll::Ready(Ok(wc));
         }
         let spin_until = *this.spin_until.get_or_insert(now + shared.spin);
