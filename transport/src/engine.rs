@@ -265,18 +265,19 @@ impl QpShared {
     }
 
     /// The same for a poller, who does not wait for a lock that others use to do the same.
-    pub(crate) fn try_turn(&self, now: Instant) {
+    pub(crate) fn try_turn(&self, now: Instant) -> Turn {
         if self.over.load(Ordering::Acquire) {
-            return;
+            return Turn::default();
         }
         let mut wakes = Wakes::default();
-        {
+        let turn = {
             let Some(mut core) = self.core.try_lock() else {
-                return;
+                return Turn::default();
             };
-            core.turn(self, now, TURN, &mut wakes);
-        }
+            core.turn(self, now, TURN, &mut wakes)
+        };
         wakes.fire(self);
+        turn
     }
 
     /// Posts send work under one lock and with one doorbell. Gives how many were taken.
