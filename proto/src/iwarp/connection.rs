@@ -563,9 +563,12 @@ impl Connection {
         self.tx.blamed.map_or(0, u32::from)
     }
 
-    /// The payload that fits one FPDU behind a DDP header of `header` octets.
+    /// The payload that one FPDU carries behind a DDP header of `header` octets, where more is to
+    /// follow: whole words, in long segments whole cache lines, so that a message which starts at
+    /// a word goes on at a word in every segment. No word is then placed in two halves.
     pub(super) fn room(&self, header: usize) -> usize {
-        fpdu::mulpdu(self.emss, self.framer.markers.is_some()) - header
+        let room = fpdu::mulpdu(self.emss, self.framer.markers.is_some()) - header;
+        if room < 4096 { room & !7 } else { room & !63 }
     }
 }
 
