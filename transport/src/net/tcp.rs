@@ -223,7 +223,7 @@ impl TcpPort {
             // completion. The header is out, so the stream cannot go on.
             Err(SendError::Revoked) => {
                 self.drop_unwritten();
-                self.conn.abort(now);
+                self.conn.handle_source_revoked(now);
                 0
             }
         }
