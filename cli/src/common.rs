@@ -361,10 +361,11 @@ pub(crate) async fn with_reason(error: anyhow::Error, qp: &Qp) -> anyhow::Error 
 pub(crate) fn reason_text(reason: &CloseReason) -> String {
     match reason {
         CloseReason::Graceful => "closed in order".into(),
-        CloseReason::TerminateReceived(t) => format!("the peer sent a Terminate: {t:?}"),
-        CloseReason::TerminateSent(t) => format!("the peer broke a rule, it was told: {t:?}"),
+        CloseReason::TerminateReceived(t) => format!("the peer sent a Terminate: {t}"),
+        CloseReason::TerminateSent(t) => format!("the peer broke a rule, it was told: {t}"),
         CloseReason::Lost => "TCP was reset or lost".into(),
         CloseReason::Aborted => "aborted by this side".into(),
+        CloseReason::SourceRevoked => "memory was deregistered while it was being sent".into(),
         other => format!("{other:?}"),
     }
 }

@@ -13,8 +13,8 @@ use std::{
 
 use common::*;
 use userdma::{
-    Access, CloseReason, Imm, Mr, PostError, QpState, RKey, RecvWr, Region, RemoteAddr, SendFlags,
-    SendOp, SendWr, Wc, WcOpcode, WcStatus,
+    Access, CloseReason, Imm, Mr, PostError, QpInit, QpState, RKey, RecvWr, Region, RemoteAddr,
+    SendFlags, SendOp, SendWr, Wc, WcOpcode, WcStatus,
 };
 
 /// Every operation once, each content checked at both ends.
@@ -530,4 +530,26 @@ async fn after_deregister_a_writing_peer_changes_nothing() {
     assert!(matches!(a.qp.closed().await, CloseReason::TerminateReceived(_)));
     assert!(writing.await.unwrap() >= 2);
     assert!(memory.iter().all(|&octet| octet == 0xee));
+}
+
+/// One thread: the peer's task cannot empty the socket while this one fills it.
+#[tokio::test(flavor = "current_thread")]
+async fn a_source_revoked_while_it_is_sent_fails_that_work() {
+    let off = |init: &mut QpInit| init.mpa.crc = false;
+    let (a, b) = pair_with("127.0.0.1", quick(), off).await;
+    let len = 16 << 20;
+    let (first, second) = (a.mr(8, 1), a.mr(len, 2));
+    let target = b.mr(len, 3);
+    let wrs = [
+        SendWr::write(1, [first.slice(0..8)], target.remote(0)),
+        SendWr::write(2, [second.slice(0..len)], target.remote(0)),
+        SendWr::write(3, [first.slice(0..8)], target.remote(0)),
+    ];
+    a.qp.post_send_batch(wrs).unwrap();
+    second.deregister();
+    a.done(1).await;
+    let ends = [a.wc().await, a.wc().await].map(|wc| (wc.id, wc.status));
+    assert_eq!(ends, [(2, WcStatus::LOC_PROT_ERR), (3, WcStatus::WR_FLUSH_ERR)]);
+    assert_eq!(a.qp.closed().await, CloseReason::SourceRevoked);
+    assert_eq!(b.qp.closed().await, CloseReason::Lost);
 }

@@ -7,13 +7,14 @@ use std::{
     pin::Pin,
     sync::{
         Arc, Weak,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU32, AtomicUsize, Ordering},
     },
-    task::{Context, Poll, Waker},
+    task::{Context, Poll, Waker, ready},
     time::Duration,
 };
 
 use parking_lot::Mutex;
+use tokio::task::coop;
 use userdma_proto::{time::Instant, verbs::Wc, wire::ids::Qpn};
 
 use crate::{
@@ -23,6 +24,14 @@ use crate::{
 
 /// Queue pairs that one call of [`Cq::poll`] drives at most; the next call goes on behind them.
 const DRIVEN: usize = 8;
+
+/// Polls in vain, one after another, after which a poller lets other threads run: on a machine with
+/// fewer processors than pollers the peer gets nowhere otherwise. About half a millisecond: less
+/// than a time slice, and much more than an answer takes, so that an exchange of messages never
+/// yields.
+const PATIENCE: u32 = 1000;
+/// The same while a socket is full: then it is the peer who has to run.
+const BLOCKED_PATIENCE: u32 = 16;
 
 /// What is called when an armed queue raises its event. See [`Cq::on_event`].
 pub(crate) type EventHook = Arc<dyn Fn() + Send + Sync>;
@@ -40,6 +49,8 @@ struct CqShared {
     qps: Mutex<Vec<Weak<QpShared>>>,
     /// Which queue pair is driven next.
     turn: AtomicUsize,
+    /// Polls in vain since the last completion, up to [`PATIENCE`].
+    vain: AtomicU32,
     pollers: Pollers,
     clock: Clock,
     spin: Duration,
@@ -104,6 +115,7 @@ impl Cq {
             depth,
             qps: Mutex::new(Vec::new()),
             turn: AtomicUsize::new(0),
+            vain: AtomicU32::new(0),
             pollers: Pollers::default(),
             clock,
             spin,
@@ -114,18 +126,29 @@ impl Cq {
     ///
     /// Where there is nothing it drives the sockets of the queue pairs (a few a call, in turn) in
     /// the caller's own thread, so that nothing stands between the socket and the completion. It
-    /// never waits.
+    /// never waits; called again and again in vain, it yields the processor for a moment, to whom
+    /// the completion may depend on.
     pub fn poll(&self, wcs: &mut [Wc]) -> usize {
         if wcs.is_empty() {
             return 0;
         }
-        match self.take(wcs) {
-            0 => {
-                self.advance(self.0.clock.now());
-                self.take(wcs)
-            }
-            n => n,
+        let mut n = self.take(wcs);
+        let mut blocked = false;
+        if n == 0 {
+            blocked = self.advance(self.0.clock.now());
+            n = self.take(wcs);
         }
+        // Relaxed, and not atomic together: a lost count changes nothing.
+        if n > 0 {
+            self.0.vain.store(0, Ordering::Relaxed);
+        } else {
+            let vain = self.0.vain.load(Ordering::Relaxed) + 1;
+            self.0.vain.store(vain.min(PATIENCE), Ordering::Relaxed);
+            if vain >= PATIENCE || (blocked && vain >= BLOCKED_PATIENCE) {
+                std::thread::yield_now();
+            }
+        }
+        n
     }
 
     /// Waits for the next completion.
@@ -253,16 +276,18 @@ impl Cq {
         (self.take(&mut wc) == 1).then_some(wc[0])
     }
 
-    /// Drives some of the queue pairs, until there is a completion.
-    fn advance(&self, now: Instant) {
+    /// Drives some of the queue pairs, until there is a completion. Whether one of their sockets is
+    /// full.
+    fn advance(&self, now: Instant) -> bool {
         let shared = &*self.0;
         shared.pollers.polled(now);
+        let mut blocked = false;
         for _ in 0..DRIVEN {
             let (qp, last) = {
                 let mut qps = shared.qps.lock();
                 let count = qps.len();
                 if count == 0 {
-                    return;
+                    return false;
                 }
                 let turn = shared.turn.load(Ordering::Relaxed);
                 let index = if turn < count { turn } else { 0 };
@@ -274,12 +299,13 @@ impl Cq {
                 (qp, index + 1 >= count)
             };
             if let Some(qp) = qp {
-                qp.try_turn(now);
+                blocked |= qp.try_turn(now).blocked;
             }
             if last || shared.len.load(Ordering::Acquire) > 0 {
-                return;
+                break;
             }
         }
+        blocked
     }
 
     /// Tells the queue pairs that somebody sleeps now.
@@ -317,12 +343,16 @@ impl Future for Next<'_> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
         let shared = &*this.cq.0;
-        if let Some(wc) = this.cq.take_one() {
-            return Poll::Ready(Ok(wc));
-        }
+        // A loop over a queue that is never empty must let the runtime's other tasks run.
+        let cooperation = ready!(coop::poll_proceed(cx));
         let now = shared.clock.now();
-        this.cq.advance(now);
-        if let Some(wc) = this.cq.take_one() {
+        let mut taken = this.cq.take_one();
+        if taken.is_none() {
+            this.cq.advance(now);
+            taken = this.cq.take_one();
+        }
+        if let Some(wc) = taken {
+            cooperation.made_progress();
             return Poll::Ready(Ok(wc));
         }
         let spin_until = *this.spin_until.get_or_insert(now + shared.spin);

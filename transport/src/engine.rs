@@ -265,18 +265,22 @@ impl QpShared {
     }
 
     /// The same for a poller, who does not wait for a lock that others use to do the same.
-    pub(crate) fn try_turn(&self, now: Instant) {
+    pub(crate) fn try_turn(&self, now: Instant) -> Turn {
         if self.over.load(Ordering::Acquire) {
-            return;
+            return Turn::default();
         }
         let mut wakes = Wakes::default();
-        {
+        let turn = {
             let Some(mut core) = self.core.try_lock() else {
-                return;
+                return Turn::default();
             };
-            core.turn(self, now, TURN, &mut wakes);
-        }
+            let before = core.port.needs();
+            let turn = core.turn(self, now, TURN, &mut wakes);
+            self.left(before, core.port.needs(), turn);
+            turn
+        };
         wakes.fire(self);
+        turn
     }
 
     /// Posts send work under one lock and with one doorbell. Gives how many were taken.
@@ -448,6 +452,16 @@ impl QpShared {
         });
     }
 
+    /// Somebody else than the task took a turn. In epoll the task waits for room in the socket, for
+    /// a timer, or for what the turn did not get done, only if it is told; out of epoll it looks by
+    /// itself.
+    fn left(&self, before: Needs, after: Needs, turn: Turn) {
+        let news = (after.room && !before.room) || after.timer != before.timer || turn.more;
+        if news && !self.unarmed.load(Ordering::SeqCst) {
+            self.kick.notify_one();
+        }
+    }
+
     /// Somebody went to sleep who polled before: the task shall watch the socket again.
     pub(crate) fn rouse(&self) {
         if self.unarmed.load(Ordering::SeqCst) {
@@ -578,15 +592,9 @@ impl Core {
         let Port::Tcp(port) = &mut self.port else {
             return;
         };
-        let was_blocked = port.wants_write();
-        let now = qp.device.clock.now();
-        let due = port.conn().poll_timeout();
-        let turn = port.turn(now, &qp.device.table, POST);
-        // In epoll the task waits for room, and for a timer, only if it knows of them.
-        let timer = port.conn().poll_timeout() != due;
-        if (turn.blocked && !was_blocked) || turn.more || timer {
-            qp.kick.notify_one();
-        }
+        let before = Needs::of(port);
+        let turn = port.turn(qp.device.clock.now(), &qp.device.table, POST);
+        qp.left(before, Needs::of(port), turn);
         self.settle(qp, wakes);
     }
 
@@ -651,7 +659,27 @@ impl Core {
     }
 }
 
+/// What a connection waits for, apart from octets.
+#[derive(Debug, Clone, Copy, Default)]
+struct Needs {
+    room: bool,
+    timer: Option<Instant>,
+}
+
+impl Needs {
+    fn of(port: &TcpPort) -> Self {
+        Self { room: port.wants_write(), timer: port.conn().poll_timeout() }
+    }
+}
+
 impl Port {
+    fn needs(&self) -> Needs {
+        match self {
+            Self::Tcp(port) => Needs::of(port),
+            Self::Idle | Self::Starting | Self::Dead => Needs::default(),
+        }
+    }
+
     fn state(&self) -> QpState {
         match self {
             Self::Idle | Self::Starting => QpState::Init,

@@ -6,10 +6,11 @@ use std::{
     net::SocketAddr,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
+use tokio::task::coop;
 use userdma_proto::{
     iwarp::{CloseReason, Config, Established, MpaOptions, Stats},
     mem::PdId,
@@ -425,6 +426,9 @@ impl Future for Completion<'_> {
             // Polled again after it was ready, which futures need not answer.
             return Poll::Ready((flushed(), None));
         };
+        // A loop of operations that are done at once must let the runtime's other tasks run, those
+        // that read this very socket among them.
+        let cooperation = ready!(coop::poll_proceed(cx));
         let mut taken = this.qp.take(slot, None);
         if taken.is_none() {
             let now = this.qp.device.clock.now();
@@ -440,6 +444,7 @@ impl Future for Completion<'_> {
         }
         if let Some(done) = taken {
             this.slot = None;
+            cooperation.made_progress();
             return Poll::Ready(done);
         }
         if !this.asleep {

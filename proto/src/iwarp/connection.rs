@@ -235,6 +235,20 @@ impl Connection {
         }
     }
 
+    /// The driver cannot read a region's octets that it was given to send: the program revoked the
+    /// key before the completion. That work fails with [`WcStatus::LOC_PROT_ERR`], what was written
+    /// before it is done, everything else is flushed, and TCP is reset.
+    pub fn handle_source_revoked(&mut self, _now: Instant) {
+        match self.phase {
+            Phase::Open | Phase::Draining | Phase::FinSent => {
+                self.tx.fail_unwritten(WcStatus::LOC_PROT_ERR);
+                self.end(CloseReason::SourceRevoked, Shutdown::Abort);
+            }
+            Phase::Ending => self.finish(Shutdown::Abort),
+            Phase::AwaitReply | Phase::AwaitRequest | Phase::Requested | Phase::Closed => {}
+        }
+    }
+
     /// Takes octets of the stream, in order. Returns how many were used up; the rest must be
     /// presented again, in front of what follows. An input of 66,064 octets (an FPDU of the
     /// greatest length with its markers) is always used up at least in part.
@@ -593,9 +607,12 @@ impl Connection {
         self.tx.blamed.map_or(0, u32::from)
     }
 
-    /// The payload that fits one FPDU behind a DDP header of `header` octets.
+    /// The payload that one FPDU carries behind a DDP header of `header` octets, where more is to
+    /// follow: whole words, in long segments whole cache lines, so that a message which starts at
+    /// a word goes on at a word in every segment. No word is then placed in two halves.
     pub(super) fn room(&self, header: usize) -> usize {
-        fpdu::mulpdu(self.emss, self.framer.markers.is_some()) - header
+        let room = fpdu::mulpdu(self.emss, self.framer.markers.is_some()) - header;
+        if room < 4096 { room & !7 } else { room & !63 }
     }
 }
 

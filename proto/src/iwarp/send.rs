@@ -414,6 +414,20 @@ impl Sender {
         self.stop();
     }
 
+    /// The first work request whose octets have not all been written fails.
+    pub(super) fn fail_unwritten(&mut self, status: WcStatus) {
+        let written = self.written;
+        let unwritten = |work: &Work| match work.stage {
+            Stage::Sending => true,
+            Stage::Sent { end } => end > written,
+            // Nothing leaves before the connection has failed, and then it ends without this.
+            Stage::Queued | Stage::Awaiting | Stage::Leaving { .. } | Stage::Done(_) => false,
+        };
+        if let Some(index) = self.queue.iter().position(unwritten) {
+            self.queue[index].stage = Stage::Done(status);
+        }
+    }
+
     fn stop(&mut self) {
         self.outstanding.clear();
         self.inbound.clear();

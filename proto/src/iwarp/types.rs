@@ -193,6 +193,9 @@ pub enum CloseReason {
     Lost,
     /// We were told to abort.
     Aborted,
+    /// The program took memory away that it had posted for sending, after the headers in front of
+    /// it had left: the stream cannot go on.
+    SourceRevoked,
 }
 
 /// What the program has to know.

@@ -21,8 +21,9 @@ use crate::mr::Table;
 
 /// Octets asked of `poll_transmit` at a time where payload goes to the kernel uncopied.
 const CHUNK: usize = 1 << 20;
-/// The same where payload is copied and checksummed first: what was copied stays in the cache.
-const CHUNK_CRC: usize = 256 << 10;
+/// The same where payload is copied and checksummed first: long enough for few system calls, short
+/// enough that what was copied is still in the cache when the kernel takes it.
+const CHUNK_CRC: usize = 512 << 10;
 /// The receive buffer of a connection that has not shown yet that it needs more.
 const RX_FIRST: usize = 4 << 10;
 /// Octets sent between two looks at the segment size, which grows as TCP learns the path.
@@ -234,7 +235,7 @@ impl TcpPort {
             // completion. The header is out, so the stream cannot go on.
             Err(SendError::Revoked) => {
                 self.drop_unwritten();
-                self.conn.abort(now);
+                self.conn.handle_source_revoked(now);
                 0
             }
         }
