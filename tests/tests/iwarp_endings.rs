@@ -1,5 +1,7 @@
 //! How a connection ends: no last word is lost or said too late, and no path waits for ever.
 
+use std::time::Duration;
+
 use userdma_proto::{
     iwarp::{CloseReason, Connection, Event, Shutdown, StartupError, Transmit},
     mem::NoMemory,
@@ -117,6 +119,28 @@ fn a_close_ends_though_the_peer_goes_on_reading() {
         side.feed(T0, &read(msn));
     }
     panic!("no FIN after {answers} answers");
+}
+
+/// A peer that keeps back an answer, and keeps the line busy meanwhile.
+#[test]
+fn a_close_is_not_put_off_by_octets_that_bring_it_no_further() {
+    let mut pair = connected();
+    let side = &mut pair.sides[0];
+    side.mem.add(KEY, PD, Access::LOCAL_WRITE, 0, vec![0; 64]);
+    let sink = Sge::new(0, 8, LKey(KEY));
+    let read = SendWr::read(1, [sink], RemoteAddr::new(0, RKey(9)));
+    side.conn.post_send(read, 1).expect("connected");
+    side.drain_all(T0);
+    side.conn.close(T0);
+    let deadline = side.conn.poll_timeout().expect("a deadline");
+    for second in 1..30 {
+        let now = T0 + Duration::from_secs(second);
+        side.feed(now, &empty_write());
+        side.conn.handle_timeout(now);
+        side.drain_all(now);
+        assert_eq!(side.shutdowns.is_empty(), now < deadline, "after {second} s");
+    }
+    assert_eq!(side.events.last(), Some(&Event::Closed(CloseReason::Lost)));
 }
 
 /// A program that exits with octets unread resets TCP, as an old responder does that has looked at

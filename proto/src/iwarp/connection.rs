@@ -287,10 +287,7 @@ impl Connection {
                     };
                     self.unmarked = unmarked;
                     match step {
-                        Some(n) => {
-                            used += n;
-                            self.still_draining(now, n);
-                        }
+                        Some(n) => used += n,
                         None => return used,
                     }
                 }

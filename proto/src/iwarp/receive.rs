@@ -210,7 +210,10 @@ impl Connection {
             Segment::Tagged { header, payload } => match segment.opcode() {
                 Opcode::WRITE => self.take_write(header, payload, mem),
                 Opcode::READ_RESPONSE => {
-                    self.take_read_response(header, payload, segment.last(), mem)
+                    self.take_read_response(header, payload, segment.last(), mem)?;
+                    // What a close waits for gets on.
+                    self.still_draining(now, payload.len());
+                    Ok(())
                 }
                 _ => unexpected,
             },
@@ -233,7 +236,9 @@ impl Connection {
                     Ok(())
                 }
                 (QN_ATOMIC_RESPONSE, Opcode::ATOMIC_RESPONSE) => {
-                    self.take_atomic_response(segment, header, payload, mem)
+                    self.take_atomic_response(segment, header, payload, mem)?;
+                    self.still_draining(now, payload.len());
+                    Ok(())
                 }
                 _ => unexpected,
             },

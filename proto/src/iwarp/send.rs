@@ -548,8 +548,8 @@ impl Sender {
             SendOp::Read(_) | SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } => {
                 self.outstanding.len() < usize::from(ord)
             }
-            // Nothing before it may still refer to the key.
-            SendOp::LocalInv(_) => self.next == 0 && self.written == self.queued,
+            // Nothing before it may still refer to the key: all of it is written and done.
+            SendOp::LocalInv(_) => self.next == 0,
             SendOp::Send
             | SendOp::SendImm(_)
             | SendOp::SendInv(_)
