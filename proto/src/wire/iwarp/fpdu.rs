@@ -77,8 +77,7 @@ const fn to_marker(position: u64) -> usize {
 
 /// The longest ULPDU whose FPDU fits into one TCP segment of `emss` octets (RFC 5044 §4.5).
 ///
-/// Never below 128 (there the FPDU spans segments), and never so long that the length field or,
-/// with markers, FPDUPTR could not say it.
+/// Never below 128, where the FPDU then spans segments, and never above 64,768 (§3).
 pub const fn mulpdu(emss: usize, markers: bool) -> usize {
     let fit = if markers {
         emss.saturating_sub(6 + 4 * emss.div_ceil(MARKER_SPACING) + emss % 4)
