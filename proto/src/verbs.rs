@@ -146,6 +146,20 @@ pub enum SendOp {
     LocalInv(RKey),
 }
 
+impl SendOp {
+    /// What its completion calls it.
+    pub const fn wc_opcode(&self) -> WcOpcode {
+        match self {
+            Self::Send | Self::SendImm(_) | Self::SendInv(_) | Self::Imm(_) => WcOpcode::SEND,
+            Self::Write(_) | Self::WriteImm(..) => WcOpcode::WRITE,
+            Self::Read(_) => WcOpcode::READ,
+            Self::FetchAdd { .. } => WcOpcode::FETCH_ADD,
+            Self::CmpSwap { .. } => WcOpcode::CMP_SWAP,
+            Self::LocalInv(_) => WcOpcode::LOCAL_INV,
+        }
+    }
+}
+
 /// The octets of a work request: in registered memory, or inside the request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Payload {

@@ -41,7 +41,7 @@ use userdma_proto::{
     iwarp::{CloseReason, Config, Event},
     mem::Scope,
     time::Instant,
-    verbs::{PostError, QpState, RecvWr, SendFlags, SendOp, SendWr, Wc, WcOpcode, WcStatus},
+    verbs::{PostError, QpState, RecvWr, SendFlags, SendWr, Wc, WcOpcode, WcStatus},
     wire::ids::Qpn,
 };
 
@@ -535,7 +535,7 @@ impl Core {
             Port::Tcp(port) => port.conn_mut().post_send(wr, tag),
             Port::Idle | Port::Starting => Err(PostError::BadState(QpState::Init)),
             Port::Dead => {
-                self.flush(qp, wr.id, tag, opcode_of(&wr.op), wakes);
+                self.flush(qp, wr.id, tag, wr.op.wc_opcode(), wakes);
                 Ok(())
             }
         }
@@ -700,17 +700,6 @@ fn complete(waiters: &mut Slab<Waiter>, slot: usize, wc: Wc, wakes: &mut Wakes) 
         WaiterState::Pending(waker) => wakes.wakers.extend(waker),
         WaiterState::Nobody => drop(waiters.remove(slot)),
         WaiterState::Done(_) => debug_assert!(false, "an operation completed twice"),
-    }
-}
-
-const fn opcode_of(op: &SendOp) -> WcOpcode {
-    match op {
-        SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv(_) | SendOp::Imm(_) => WcOpcode::SEND,
-        SendOp::Write(_) | SendOp::WriteImm(..) => WcOpcode::WRITE,
-        SendOp::Read(_) => WcOpcode::READ,
-        SendOp::FetchAdd { .. } => WcOpcode::FETCH_ADD,
-        SendOp::CmpSwap { .. } => WcOpcode::CMP_SWAP,
-        SendOp::LocalInv(_) => WcOpcode::LOCAL_INV,
     }
 }
 

@@ -15,9 +15,7 @@ use userdma_proto::{
     iwarp::{CloseReason, Config, Established, MpaOptions, Stats},
     mem::PdId,
     time::Instant,
-    verbs::{
-        Access, PostError, QpState, RecvWr, RemoteAddr, SendOp, SendWr, Sge, Wc, WcOpcode, WcStatus,
-    },
+    verbs::{Access, PostError, QpState, RecvWr, RemoteAddr, SendOp, SendWr, Sge, Wc, WcStatus},
     wire::ids::Qpn,
 };
 
@@ -457,18 +455,8 @@ impl Future for Completion<'_> {
     }
 }
 
-const fn flushed() -> Wc {
-    Wc {
-        id: 0,
-        status: WcStatus::WR_FLUSH_ERR,
-        opcode: WcOpcode::SEND,
-        byte_len: 0,
-        imm: None,
-        invalidated: None,
-        solicited: false,
-        qpn: Qpn(0),
-        vendor_err: 0,
-    }
+fn flushed() -> Wc {
+    Wc { status: WcStatus::WR_FLUSH_ERR, ..Wc::default() }
 }
 
 impl Drop for Completion<'_> {

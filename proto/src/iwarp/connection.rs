@@ -11,7 +11,7 @@ use super::{
 use crate::{
     mem::Memory,
     time::Instant,
-    verbs::{PostError, QpState, RecvWr, SendOp, SendWr, Wc, WcOpcode, WcStatus},
+    verbs::{PostError, QpState, RecvWr, SendWr, Wc, WcOpcode, WcStatus},
     wire::iwarp::{
         fpdu::{self, Deframer},
         terminate::{TermCode, Terminate},
@@ -590,7 +590,7 @@ impl Connection {
             let wc = Wc {
                 id: work.id,
                 status,
-                opcode: opcode_of(&work.op),
+                opcode: work.op.wc_opcode(),
                 byte_len: if status.is_ok() { work.len } else { 0 },
                 qpn: self.config.scope.qpn,
                 vendor_err: if status.is_ok() { 0 } else { self.vendor_err() },
@@ -610,16 +610,5 @@ impl Connection {
     pub(super) fn room(&self, header: usize) -> usize {
         let room = fpdu::mulpdu(self.emss, self.framer.markers.is_some()) - header;
         if room < 4096 { room & !7 } else { room & !63 }
-    }
-}
-
-const fn opcode_of(op: &SendOp) -> WcOpcode {
-    match op {
-        SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv(_) | SendOp::Imm(_) => WcOpcode::SEND,
-        SendOp::Write(_) | SendOp::WriteImm(..) => WcOpcode::WRITE,
-        SendOp::Read(_) => WcOpcode::READ,
-        SendOp::FetchAdd { .. } => WcOpcode::FETCH_ADD,
-        SendOp::CmpSwap { .. } => WcOpcode::CMP_SWAP,
-        SendOp::LocalInv(_) => WcOpcode::LOCAL_INV,
     }
 }
