@@ -1,5 +1,12 @@
 //! One iWARP connection on its TCP socket: reads, writes and shuts down as far as the socket lets
 //! it, and never waits. Who calls, and when, is the [engine](crate::engine)'s matter.
+//!
+//! Octets out: headers from a buffer and payload from its region in one `sendmsg` of up to 1 MiB.
+//! Octets in: one buffer, whole FPDUs, one copy to where they belong. Without CRC the kernel could
+//! put the rest of the FPDU under way straight into its region; but what follows it is not known
+//! before its header was checked, so that is one call a FPDU, which measured slower than reading
+//! many of them at once (0.92 to 1.01 of a bare stream against 1.18 to 1.35) and saves 15 % of the
+//! receiver's time at best.
 
 use std::{
     io::{self, Read},
