@@ -24,6 +24,17 @@ pub(crate) const DEFAULT_PORT: u16 = 7174;
 /// How long a side waits for the other one's next step before it calls the connection dead.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
+/// `future`, or `None` if it takes longer than `limit`. Without a limit it takes what it takes.
+pub(crate) async fn within<T>(
+    limit: Option<Duration>,
+    future: impl Future<Output = T>,
+) -> Option<T> {
+    match limit {
+        Some(limit) => timeout(limit, future).await.ok(),
+        None => Some(future.await),
+    }
+}
+
 /// What carries the RDMA messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Transport {

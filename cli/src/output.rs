@@ -11,14 +11,20 @@ use serde_json::Value;
 /// Prints one line to stdout and flushes it. Where the reader has gone away the process ends
 /// quietly: a command in front of `head` is no failure.
 pub(crate) fn line(text: &str) {
-    let mut out = io::stdout().lock();
-    if let Err(e) = writeln!(out, "{text}").and_then(|()| out.flush()) {
+    if let Err(e) = try_line(text) {
         if e.kind() != io::ErrorKind::BrokenPipe {
             note(&format!("error: cannot write to stdout: {e}"));
             process::exit(1);
         }
         process::exit(0);
     }
+}
+
+/// Prints one line to stdout and flushes it, for a program that has more to do than to print.
+pub(crate) fn try_line(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{text}")?;
+    out.flush()
 }
 
 /// Prints one JSON object as a line.

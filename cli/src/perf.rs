@@ -1,7 +1,8 @@
 //! `userdma perf`: bandwidth, latency and message rate of one operation.
 //!
 //! Both sides are one thread each that polls its completion queue and hands nothing over to
-//! another thread. One connection is one measurement:
+//! another thread. The server has its memory and spins only from Begin on, and gives a client up
+//! that lets nothing move for some seconds. One connection is one measurement:
 //!
 //! ```text
 //!  client                                 server
@@ -19,6 +20,7 @@
 use std::{
     process::ExitCode,
     sync::atomic::Ordering,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -35,7 +37,7 @@ use crate::{
     Usage,
     bare::{Bare, WARM_UP, histogram},
     child::ServerProcess,
-    common::{Common, Link, Shape, Target, check_wc, close, connect, counters, settled},
+    common::{Common, Link, PATIENCE, Shape, Target, check_wc, close, connect, counters, settled},
     output::{self, line, note},
     session::{self, Hello, MAX_MILLIS, MAX_SIZE, Measure, Mode, PerfOp, Reader, confirm},
     stop::Stop,
@@ -286,6 +288,11 @@ struct Found {
 }
 
 impl Side {
+    /// Octets of the memory that [`Side::new`] registers.
+    pub(crate) fn octets(run: Run) -> usize {
+        2 * run.places() * run.stride() + run.slots() * run.slot()
+    }
+
     /// Registers the memory; posts nothing.
     pub(crate) fn new(link: Link, run: Run) -> Result<Self> {
         let register = |octets: usize, access: Access| -> Result<Mr> {
@@ -418,24 +425,45 @@ const fn mark(n: u64) -> u8 {
 /// Signal one in so many of the SENDs and WRITEs of a latency run, so that the queue empties.
 const SIGNAL: u64 = 32;
 
+/// Nothing moved for so long: looking a thousand times a second is enough.
+const REST: Duration = Duration::from_secs(1);
+/// A server gives a client up that lets nothing move for so long in a measurement.
+const SERVER_PATIENCE: Duration = Duration::from_secs(5);
+
 /// Looks now and then whether spinning still makes sense.
 struct Watch<'a> {
     idle: u32,
     stop: &'a Stop,
+    /// The measurement has to be over by then.
     deadline: Instant,
+    /// How long nothing may move.
+    patience: Duration,
+    /// FPDUs both ways when something moved last, and when that was.
+    moved: u64,
+    since: Instant,
+    resting: bool,
 }
 
 impl<'a> Watch<'a> {
-    fn new(stop: &'a Stop, run: Run) -> Self {
-        let patience = Duration::from_millis(run.millis.into()) + Duration::from_secs(15);
-        Self { idle: 0, stop, deadline: Instant::now() + patience }
+    fn new(stop: &'a Stop, run: Run, patience: Duration) -> Self {
+        let limit = Duration::from_millis(run.millis.into()) + Duration::from_secs(15);
+        let now = Instant::now();
+        Self {
+            idle: 0,
+            stop,
+            deadline: now + limit,
+            patience,
+            moved: 0,
+            since: now,
+            resting: false,
+        }
     }
 
     /// An empty turn.
     fn tick(&mut self, link: &Link) -> Result<()> {
         std::hint::spin_loop();
         self.idle = self.idle.wrapping_add(1);
-        if !self.idle.is_multiple_of(4096) {
+        if !self.resting && !self.idle.is_multiple_of(4096) {
             return Ok(());
         }
         if self.stop.is_raised() {
@@ -444,8 +472,24 @@ impl<'a> Watch<'a> {
         if link.qp.state() == QpState::Err {
             bail!("the connection ended in the middle of a measurement");
         }
-        if Instant::now() > self.deadline {
-            bail!("the other side is silent");
+        let now = Instant::now();
+        if now > self.deadline {
+            bail!("the measurement is not over 15 s after its time");
+        }
+        // Of READs and WRITEs a server sees nothing else.
+        let stats = link.qp.stats();
+        let moved = stats.fpdus_sent.wrapping_add(stats.fpdus_received);
+        if moved != self.moved {
+            (self.moved, self.since) = (moved, now);
+            self.resting = false;
+            return Ok(());
+        }
+        if now - self.since > self.patience {
+            bail!("nothing has moved for {} s", self.patience.as_secs());
+        }
+        self.resting = now - self.since > REST;
+        if self.resting {
+            thread::sleep(Duration::from_millis(1));
         }
         Ok(())
     }
@@ -454,11 +498,13 @@ impl<'a> Watch<'a> {
 // ---------------------------------------------------------------------------------------------
 // The server.
 
-/// Serves one measurement, spinning in the thread that calls.
-pub(crate) fn serve(mut side: Side, stop: &Stop) -> Result<Counted> {
+/// Serves one measurement from its Begin on, spinning in the thread that calls.
+pub(crate) fn serve(mut side: Side, begin: &[u8], stop: &Stop) -> Result<Counted> {
     let run = side.run;
-    let mut watch = Watch::new(stop, run);
-    let [addr, rkey, _] = side.await_control(Say::BEGIN, &mut watch)?;
+    let Say { kind: Say::BEGIN, numbers: [addr, rkey, _] } = Say::from_bytes(begin)? else {
+        bail!("expected Begin, found something else");
+    };
+    let mut watch = Watch::new(stop, run, SERVER_PATIENCE);
     let peer = RemoteAddr::new(addr, RKey(rkey as u32));
     let placed = side.link.qp.stats().payload_received;
     let here = side.shared.remote(0);
@@ -534,7 +580,7 @@ impl Side {
 /// microseconds.
 fn measure(mut side: Side, stop: &Stop) -> Result<f64> {
     let run = side.run;
-    let mut watch = Watch::new(stop, run);
+    let mut watch = Watch::new(stop, run, PATIENCE);
     let here = side.shared.remote(0);
     side.say(Say::BEGIN, [here.addr, here.rkey.0.into(), 0])?;
     let [addr, rkey, _] = side.await_control(Say::READY, &mut watch)?;

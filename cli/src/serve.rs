@@ -12,27 +12,34 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use tokio::{
-    sync::Semaphore,
+    sync::{OwnedSemaphorePermit, Semaphore},
     task::{JoinSet, spawn_blocking},
     time::{sleep, timeout},
 };
-use userdma::{Access, ConnRequest, Device, RecvWr, Region, SendOp, SendWr, proto::iwarp::Stats};
+use userdma::{
+    Access, ConnRequest, Device, Mr, RecvWr, Region, SendOp, SendWr, proto::iwarp::Stats,
+};
 
 use crate::{
     chain,
     common::{
         Common, Link, Shape, Target, add_counters, check_wc, close, counters, counters_json,
-        settled,
+        settled, with_reason, within,
     },
     demo::{self, is_flush},
     output::{self, line, note},
     perf, rping,
-    session::{Asked, Hello, MAGIC, Mode, VERSION},
+    session::{self, Asked, Hello, Mode},
     stop::Stop,
 };
 
-/// Clients served at a time; more are rejected.
-const MAX_CLIENTS: usize = 16;
+/// How long a demo or a perf may take for its first step: it has no reason to wait.
+const FIRST_STEP: Duration = Duration::from_secs(5);
+/// Octets that a connection takes beside its registered memory: what was received and is not used
+/// yet, and the queues.
+const CONNECTION: usize = 1 << 20;
+/// Memory is accounted for in such pieces.
+const PAGE: usize = 4096;
 
 /// Wait for clients: rping, rdma_client, and the demo and perf of userdma.
 #[derive(Args, Debug)]
@@ -42,7 +49,11 @@ Examples:
   userdma serve --listen '[::]:0' --json                  any address, a free port, events as JSON
   userdma serve --listen 10.0.0.1:7471 --as rdma-server   for librdmacm's rdma_client
   userdma serve --once --crc off                          one client, then the exit status tells
+  userdma serve --listen 10.0.0.1 --max-clients 4 --max-memory 256MiB --idle-timeout 10
 
+A client beyond --max-clients or --max-memory is rejected and told why. A client of rping or
+rdma_client that says nothing for --idle-timeout is closed; a demo or perf has to begin within 5 s,
+then a demo may be silent for 30 s and a perf for 5 s.
 Exit status: 0 after Ctrl-C or SIGTERM; with --once 0 if the client was served well, 1 if not;
 2 for wrong arguments.")]
 pub(crate) struct Serve {
@@ -52,6 +63,15 @@ pub(crate) struct Serve {
     /// What clients get that are no userdma demo or perf
     #[arg(long = "as", value_enum, default_value_t = Service::Rping)]
     service: Service,
+    /// Clients at a time; one more is rejected
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    max_clients: u32,
+    /// Memory of all clients together: octets, or a number with KiB, MiB or GiB
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = octets)]
+    max_memory: usize,
+    /// Close an rping client that says nothing for so long; 0: never
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = idle_timeout)]
+    idle_timeout: Idle,
     /// End after the first client
     #[arg(long)]
     once: bool,
@@ -83,15 +103,62 @@ impl Service {
     }
 }
 
+/// How long a client may be silent; `None`: for ever.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Idle(Option<Duration>);
+
+/// Seconds with a fraction, 0 for never.
+fn idle_timeout(text: &str) -> Result<Idle, String> {
+    text.parse()
+        .ok()
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+        .filter(|d| *d <= Duration::from_secs(86_400))
+        .map(|d| Idle(Some(d).filter(|d| !d.is_zero())))
+        .ok_or_else(|| format!("{text:?} is no number of seconds from 0 to 86400"))
+}
+
+/// Octets, with or without a unit.
+fn octets(text: &str) -> Result<usize, String> {
+    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let shift = match &text[digits.len()..] {
+        "" | "B" => Some(0),
+        "K" | "KiB" => Some(10),
+        "M" | "MiB" => Some(20),
+        "G" | "GiB" => Some(30),
+        _ => None,
+    };
+    let number: Option<usize> =
+        digits.parse().ok().filter(|_| digits.bytes().all(|b| b.is_ascii_digit()));
+    number
+        .zip(shift)
+        .and_then(|(number, shift)| number.checked_mul(1 << shift))
+        .filter(|n| (CONNECTION..=1 << 40).contains(n))
+        .ok_or_else(|| {
+            format!("{text:?} is no size from 1MiB to 1024GiB: write 1048576, 512MiB or 2GiB")
+        })
+}
+
 /// What all clients' tasks share.
 struct Shared {
     dev: Device,
     common: Common,
     service: Service,
     json: bool,
+    idle: Idle,
     stop: Stop,
+    max_clients: u32,
+    max_memory: usize,
+    /// Places for clients.
     room: Arc<Semaphore>,
+    /// Pages for clients.
+    memory: Arc<Semaphore>,
     totals: Mutex<Totals>,
+}
+
+/// What a client takes up as long as it is served.
+struct Admitted {
+    _place: OwnedSemaphorePermit,
+    _memory: OwnedSemaphorePermit,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -109,6 +176,40 @@ impl Shared {
         } else {
             line(text);
         }
+    }
+
+    /// Room for a client, or why there is none.
+    fn admit(&self, asked: &Asked) -> Result<Admitted, String> {
+        let place = Arc::clone(&self.room)
+            .try_acquire_owned()
+            .map_err(|_| format!("too many clients: at most {} at a time", self.max_clients))?;
+        let octets = CONNECTION
+            + match asked {
+                Asked::Refused(..) => 0,
+                Asked::Stranger => rping::Server::OCTETS,
+                Asked::Known(Hello { mode: Mode::Demo { size, .. }, .. }) => {
+                    demo::Peer::octets(*size)
+                }
+                Asked::Known(Hello { mode: Mode::Perf { op, measure, size, millis }, .. }) => {
+                    perf::Side::octets(perf::Run {
+                        op: *op,
+                        measure: *measure,
+                        size: *size,
+                        millis: *millis,
+                    })
+                }
+            };
+        // One client takes some 130 MiB at most.
+        let pages = u32::try_from(octets.div_ceil(PAGE)).unwrap_or(u32::MAX);
+        let memory = Arc::clone(&self.memory).try_acquire_many_owned(pages).map_err(|_| {
+            format!(
+                "too little memory: this takes {}, {} of {} are left",
+                output::octets(octets as u64),
+                output::octets((self.memory.available_permits() * PAGE) as u64),
+                output::octets(self.max_memory as u64),
+            )
+        })?;
+        Ok(Admitted { _place: place, _memory: memory })
     }
 
     fn failure(&self, peer: SocketAddr, mode: &str, error: &anyhow::Error) {
@@ -153,8 +254,12 @@ pub(crate) async fn run(args: Serve) -> Result<ExitCode> {
         common: args.common.clone(),
         service: args.service,
         json: args.json,
+        idle: args.idle_timeout,
         stop: stop.clone(),
-        room: Arc::new(Semaphore::new(MAX_CLIENTS)),
+        max_clients: args.max_clients,
+        max_memory: args.max_memory,
+        room: Arc::new(Semaphore::new(args.max_clients as usize)),
+        memory: Arc::new(Semaphore::new(args.max_memory / PAGE)),
         totals: Mutex::default(),
     });
     shared.event(
@@ -261,19 +366,19 @@ async fn client(shared: Arc<Shared>, request: ConnRequest) -> bool {
         Asked::Known(hello) => hello.mode.name(),
         Asked::Refused(..) => "refused",
     };
-    let Ok(_room) = Arc::clone(&shared.room).try_acquire_owned() else {
-        let mut answer = Vec::new();
-        if let Asked::Known(hello) = asked {
-            answer.extend(MAGIC);
-            answer.extend([VERSION, hello.mode.code()]);
-            answer.extend(b"too many clients");
+    let _admitted = match shared.admit(&asked) {
+        Ok(admitted) => admitted,
+        Err(why) => {
+            let answer = match asked {
+                Asked::Known(hello) => session::refusal(hello.mode.code(), &why),
+                Asked::Stranger | Asked::Refused(..) => session::short(&why).into(),
+            };
+            shared.failure(peer, mode, &anyhow!("rejected: {why}"));
+            // The peer may be gone: there is nothing more to tell it.
+            let _ = request.reject(&answer).await;
+            shared.count(false, None);
+            return false;
         }
-        let error = anyhow!("rejected: {MAX_CLIENTS} clients are being served already");
-        shared.failure(peer, mode, &error);
-        // The peer may be gone: there is nothing more to tell it.
-        let _ = request.reject(&answer).await;
-        shared.count(false, None);
-        return false;
     };
     let mut stats = None;
     let served = tokio::select! {
@@ -328,10 +433,12 @@ async fn dispatch(
                 Mode::Demo { size, count } => {
                     let shape = demo::Peer::SHAPE;
                     let link = make(shared, shape, qp)?;
+                    let first = First::post(&link)?;
+                    accept(shared, request, &link, &acceptance, &hello.mode.to_string()).await?;
+                    let first = first.received(&link).await?;
                     let mut peer = demo::Peer::new(link.clone(), seed, size, count)?;
                     peer.post_receives()?;
-                    accept(shared, request, &link, &acceptance, &hello.mode.to_string()).await?;
-                    let served = demo::serve(&mut peer).await?;
+                    let served = demo::serve(&mut peer, &first).await?;
                     end(&link).await;
                     let mismatch = served.mismatch_text();
                     let ok = mismatch.is_none();
@@ -349,12 +456,14 @@ async fn dispatch(
                 Mode::Perf { op, measure, size, millis } => {
                     let run = perf::Run { op, measure, size, millis };
                     let link = make(shared, perf::shape(run), qp)?;
+                    let first = First::post(&link)?;
+                    accept(shared, request, &link, &acceptance, &hello.mode.to_string()).await?;
+                    let begin = first.received(&link).await?;
                     let side = perf::Side::new(link.clone(), run)?;
                     side.post_receives()?;
-                    accept(shared, request, &link, &acceptance, &hello.mode.to_string()).await?;
                     let stop = shared.stop.clone();
                     // It spins: it gets a thread of its own.
-                    let result = spawn_blocking(move || perf::serve(side, &stop))
+                    let result = spawn_blocking(move || perf::serve(side, &begin, &stop))
                         .await
                         .context("the measuring thread died")??;
                     end(&link).await;
@@ -370,7 +479,7 @@ async fn dispatch(
                 let server = rping::Server::prepare(&link)?;
                 accept(shared, request, &link, &[], "rping").await?;
                 let verbose = shared.common.verbose && !shared.json;
-                let (rounds, outcome) = server.serve(&link, verbose).await;
+                let (rounds, outcome) = server.serve(&link, shared.idle.0, verbose).await;
                 // A client that asks for too much is told by the end of the connection.
                 close(&link.qp).await;
                 outcome?;
@@ -393,7 +502,7 @@ async fn rdma_server(shared: &Shared, request: ConnRequest, link: &Link) -> Resu
     let buffer = link.pd.register(Region::alloc(LEN)?, Access::LOCAL_WRITE)?;
     link.qp.post_recv(RecvWr::new(0, [buffer.slice(0..LEN)]))?;
     accept(shared, request, link, &[], "rdma-server").await?;
-    let wc = link.recv_cq.next().await?;
+    let wc = within(shared.idle.0, link.recv_cq.next()).await.context(rping::IDLE)??;
     if is_flush(&wc) {
         bail!("the client closed without a message");
     }
@@ -402,9 +511,38 @@ async fn rdma_server(shared: &Shared, request: ConnRequest, link: &Link) -> Resu
         bail!("the client sent {} octets, rdma_client sends {LEN}", wc.byte_len);
     }
     link.qp.post_send(SendWr::inline(0, SendOp::Send, &[0; LEN]))?;
-    check_wc(&link.send_cq.next().await?, "the SEND of the answer")?;
+    let wc = within(shared.idle.0, link.send_cq.next()).await.context(rping::IDLE)??;
+    check_wc(&wc, "the SEND of the answer")?;
     end(link).await;
     Ok(())
+}
+
+/// The receive of a demo's or a perf's first message. Until that comes the client holds no more
+/// memory than this.
+struct First(Mr);
+
+impl First {
+    /// More than any first message has.
+    const LEN: usize = 256;
+
+    fn post(link: &Link) -> Result<Self> {
+        let mr = link.pd.register(Region::alloc(Self::LEN)?, Access::LOCAL_WRITE)?;
+        link.qp.post_recv(RecvWr::new(0, [mr.slice(0..Self::LEN)]))?;
+        Ok(Self(mr))
+    }
+
+    /// Sleeps until the message is there.
+    async fn received(self, link: &Link) -> Result<Vec<u8>> {
+        let wc = timeout(FIRST_STEP, link.recv_cq.next()).await.map_err(|_| {
+            anyhow!("the client said nothing for {} s after it connected", FIRST_STEP.as_secs())
+        })??;
+        if let Err(e) = check_wc(&wc, "the receive of the first message") {
+            return Err(with_reason(e, &link.qp).await);
+        }
+        let mut message = vec![0; wc.byte_len as usize];
+        self.0.read_at(0, &mut message)?;
+        Ok(message)
+    }
 }
 
 /// Queues and a queue pair that is not connected yet.
@@ -448,6 +586,22 @@ async fn end(link: &Link) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_and_idle_times() {
+        assert_eq!(octets("1048576"), Ok(1 << 20));
+        assert_eq!(octets("64MiB"), Ok(64 << 20));
+        assert_eq!(octets("2G"), Ok(2 << 30));
+        for text in ["", "0", "1048575", "-1MiB", "+2G", "1.5GiB", "9TiB", "MiB", "99999999999GiB"]
+        {
+            assert!(octets(text).is_err(), "{text}");
+        }
+        assert_eq!(idle_timeout("0"), Ok(Idle(None)));
+        assert_eq!(idle_timeout("2.5"), Ok(Idle(Some(Duration::from_millis(2500)))));
+        for text in ["-1", "x", "nan", "86401"] {
+            assert!(idle_timeout(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn details_join_the_event() {

@@ -16,7 +16,9 @@
 //! |---|---|
 //! | accepted | `UDMA`, version, mode |
 //! | version or mode unknown | rejected with `UDMA`, the highest version known, 0xff |
-//! | parameters refused | rejected with `UDMA`, version, mode, and why (UTF-8) |
+//! | parameters refused, or no room | rejected with `UDMA`, version, mode, and why (UTF-8) |
+//!
+//! A client of another kind that there is no room for is rejected with why alone.
 //!
 //! A connection manager may pad private data with zeros, so only what is known to be there is
 //! read. Private data that does not begin with `UDMA` is somebody else's, and no error.
@@ -208,11 +210,7 @@ impl Hello {
             Ok(None) => unknown(format!("mode {mode} is unknown")),
             Err(e) => {
                 let why = format!("{e:#}");
-                let mut answer = MAGIC.to_vec();
-                answer.extend([VERSION, mode]);
-                // Room for any connection manager's rejection (RoCE: 148 octets).
-                answer.extend(why.bytes().take(120));
-                Asked::Refused(answer, why)
+                Asked::Refused(refusal(mode, &why), why)
             }
         }
     }
@@ -270,6 +268,23 @@ impl Hello {
 /// before anything was posted.
 pub(crate) fn confirm(hello: Hello, qp: &Qp) -> Result<()> {
     hello.check_acceptance(&qp.private_data()).inspect_err(|_| qp.abort())
+}
+
+/// The private data of a rejection for the reason `why`.
+pub(crate) fn refusal(mode: u8, why: &str) -> Vec<u8> {
+    let mut answer = MAGIC.to_vec();
+    answer.extend([VERSION, mode]);
+    answer.extend(short(why).bytes());
+    answer
+}
+
+/// As much of a reason as any connection manager's rejection has room for (RoCE: 148 octets).
+pub(crate) fn short(why: &str) -> &str {
+    let mut end = why.len().min(120);
+    while !why.is_char_boundary(end) {
+        end -= 1;
+    }
+    &why[..end]
 }
 
 /// The rejection for what cannot be known.
