@@ -254,13 +254,16 @@ impl Say {
     }
 }
 
-/// What the server counted.
-#[derive(Clone, Copy, Debug, Default)]
+/// What the server knows of a measurement.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Counted {
     /// Messages.
     pub(crate) messages: u64,
-    /// Octets of payload.
-    pub(crate) octets: u64,
+    /// Whether only the client says so: nobody here sees where a READ, an atomic or a WRITE of no
+    /// octets begins and ends.
+    pub(crate) claimed: bool,
+    /// Octets of payload that came or, of READs, went, as counted here; `None` for atomics.
+    pub(crate) octets: Option<u64>,
 }
 
 /// One side of a measurement.
@@ -506,7 +509,7 @@ pub(crate) fn serve(mut side: Side, begin: &[u8], stop: &Stop) -> Result<Counted
     };
     let mut watch = Watch::new(stop, run, SERVER_PATIENCE);
     let peer = RemoteAddr::new(addr, RKey(rkey as u32));
-    let placed = side.link.qp.stats().payload_received;
+    let before = side.link.qp.stats();
     let here = side.shared.remote(0);
     side.say(Say::READY, [here.addr, here.rkey.0.into(), 0])?;
     let begun = Instant::now();
@@ -549,15 +552,25 @@ pub(crate) fn serve(mut side: Side, begin: &[u8], stop: &Stop) -> Result<Counted
     if run.two_sided() && data != told {
         bail!("the client sent {told} messages, {data} arrived");
     }
-    if run.op == PerfOp::Write {
-        // Nobody is told of a WRITE: what was placed is counted apart.
-        let placed = side.link.qp.stats().payload_received - placed;
-        if placed < octets {
-            bail!("the client wrote {octets} octets, {placed} were placed");
+    let after = side.link.qp.stats();
+    // Nobody is told of a WRITE or a READ: the octets are counted, without Finish and Ready.
+    let control = Say::LEN as u64;
+    let counted = match run.op {
+        PerfOp::Send => Some(octets),
+        PerfOp::Write => {
+            Some((after.payload_received - before.payload_received).saturating_sub(control))
         }
+        PerfOp::Read => Some((after.payload_sent - before.payload_sent).saturating_sub(control)),
+        PerfOp::Atomic => None,
+    };
+    if let Some(counted) = counted
+        && counted < octets
+    {
+        bail!("the client says that it moved {octets} octets, {counted} were moved");
     }
     side.say(Say::RESULT, [told, octets, nanos])?;
-    Ok(Counted { messages: told, octets })
+    let claimed = run.fetches() || run.op == PerfOp::Write && run.size == 0;
+    Ok(Counted { messages: told, claimed, octets: counted })
 }
 
 impl Side {

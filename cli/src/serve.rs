@@ -2,9 +2,13 @@
 //! `perf`, which their private data tells apart.
 
 use std::{
+    fmt, io,
     net::SocketAddr,
     process::ExitCode,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -17,17 +21,18 @@ use tokio::{
     time::{sleep, timeout},
 };
 use userdma::{
-    Access, ConnRequest, Device, Mr, RecvWr, Region, SendOp, SendWr, proto::iwarp::Stats,
+    Access, CloseReason, ConnRequest, Device, Mr, QpState, RecvWr, Region, SendOp, SendWr,
+    proto::iwarp::Stats,
 };
 
 use crate::{
     chain,
     common::{
         Common, Link, Shape, Target, add_counters, check_wc, close, counters, counters_json,
-        settled, with_reason, within,
+        reason_text, settled, with_reason, within,
     },
     demo::{self, is_flush},
-    output::{self, line, note},
+    output::{self, counted, note},
     perf, rping,
     session::{self, Asked, Hello, Mode},
     stop::Stop,
@@ -153,6 +158,8 @@ struct Shared {
     /// Pages for clients.
     memory: Arc<Semaphore>,
     totals: Mutex<Totals>,
+    /// Whether events were lost.
+    failed: AtomicBool,
 }
 
 /// What a client takes up as long as it is served.
@@ -172,10 +179,27 @@ impl Shared {
     /// An event: as JSON, or as text.
     fn event(&self, value: &Value, text: &str) {
         if self.json {
-            output::json(value);
+            self.print(&value.to_string());
         } else {
-            line(text);
+            self.print(text);
         }
+    }
+
+    /// Prints a line to stdout. If that cannot be, the server ends as after a signal: whoever
+    /// started it has gone.
+    fn print(&self, text: &str) {
+        if let Err(e) = output::try_line(text) {
+            self.lose_output(&e);
+        }
+    }
+
+    fn lose_output(&self, error: &io::Error) {
+        // A text in front of `head` is no failure; events that nobody gets are.
+        let failed = self.json || error.kind() != io::ErrorKind::BrokenPipe;
+        if failed && !self.failed.swap(true, Ordering::Relaxed) {
+            note(&format!("error: cannot write to stdout ({error}): ending"));
+        }
+        self.stop.raise();
     }
 
     /// Room for a client, or why there is none.
@@ -215,8 +239,9 @@ impl Shared {
     fn failure(&self, peer: SocketAddr, mode: &str, error: &anyhow::Error) {
         let error = chain(error);
         if self.json {
-            output::json(
-                &json!({"event": "error", "peer": peer.to_string(), "mode": mode, "error": error}),
+            self.print(
+                &json!({"event": "error", "peer": peer.to_string(), "mode": mode, "error": error})
+                    .to_string(),
             );
         } else {
             note(&format!("error: {peer} ({mode}): {error}"));
@@ -261,6 +286,7 @@ pub(crate) async fn run(args: Serve) -> Result<ExitCode> {
         room: Arc::new(Semaphore::new(args.max_clients as usize)),
         memory: Arc::new(Semaphore::new(args.max_memory / PAGE)),
         totals: Mutex::default(),
+        failed: AtomicBool::new(false),
     });
     shared.event(
         &json!({
@@ -319,6 +345,7 @@ pub(crate) async fn run(args: Serve) -> Result<ExitCode> {
     if args.common.verbose {
         summary(&shared);
     }
+    let all_ok = all_ok && !shared.failed.load(Ordering::Relaxed);
     Ok(if all_ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -340,10 +367,10 @@ fn summary(shared: &Shared) {
             "counters": counters_json(&totals.stats),
         }),
         &format!(
-            "{} clients, {} failed\n\
+            "{}, {} failed\n\
              connections {}, rejected {}, refused {}, start-ups timed out {} malformed {} lost {}, \
              accept errors {}\n{}",
-            totals.clients,
+            counted(totals.clients, "client"),
             totals.failed,
             d.connections,
             d.rejected,
@@ -382,8 +409,18 @@ async fn client(shared: Arc<Shared>, request: ConnRequest) -> bool {
     };
     let mut stats = None;
     let served = tokio::select! {
-        served = dispatch(&shared, request, asked, &mut stats) => served,
-        () = shared.stop.raised() => Err(anyhow!("ended by a signal")),
+        served = dispatch(&shared, request, asked, &mut stats) => Some(served),
+        () = shared.stop.raised() => None,
+    };
+    let served = match served {
+        Some(served) => served,
+        None => {
+            // The client is told by the end of the connection, in order if it answers at once.
+            if let Some(qp) = &stats {
+                let _ = timeout(Duration::from_millis(500), userdma::Qp::disconnect(qp)).await;
+            }
+            Err(anyhow!("the server was told to end"))
+        }
     };
     let ok = match served {
         Ok((details, text, ok)) => {
@@ -434,22 +471,24 @@ async fn dispatch(
                     let shape = demo::Peer::SHAPE;
                     let link = make(shared, shape, qp)?;
                     let first = First::post(&link)?;
-                    accept(shared, request, &link, &acceptance, &hello.mode.to_string()).await?;
+                    let details = json!({"size": size, "count": count});
+                    accept(shared, request, &link, &acceptance, hello.mode, details).await?;
                     let first = first.received(&link).await?;
                     let mut peer = demo::Peer::new(link.clone(), seed, size, count)?;
                     peer.post_receives()?;
                     let served = demo::serve(&mut peer, &first).await?;
-                    end(&link).await;
+                    let closed = well(&end(&link).await, true)?;
                     let mismatch = served.mismatch_text();
                     let ok = mismatch.is_none();
                     let text = match &mismatch {
-                        None => format!("{} messages verified", served.verified),
+                        None => format!("{} verified", counted(served.verified, "message")),
                         Some(mismatch) => format!("MISMATCH in {mismatch}"),
                     };
                     let details = json!({
                         "messages": served.messages,
                         "verified": served.verified,
                         "mismatch": mismatch,
+                        "closed": closed,
                     });
                     Ok((details, text, ok))
                 }
@@ -457,7 +496,13 @@ async fn dispatch(
                     let run = perf::Run { op, measure, size, millis };
                     let link = make(shared, perf::shape(run), qp)?;
                     let first = First::post(&link)?;
-                    accept(shared, request, &link, &acceptance, &hello.mode.to_string()).await?;
+                    let details = json!({
+                        "op": op.name(),
+                        "measure": measure.name(),
+                        "size": size,
+                        "duration": f64::from(millis) / 1000.0,
+                    });
+                    accept(shared, request, &link, &acceptance, hello.mode, details).await?;
                     let begin = first.received(&link).await?;
                     let side = perf::Side::new(link.clone(), run)?;
                     side.post_receives()?;
@@ -466,9 +511,18 @@ async fn dispatch(
                     let result = spawn_blocking(move || perf::serve(side, &begin, &stop))
                         .await
                         .context("the measuring thread died")??;
-                    end(&link).await;
-                    let details = json!({"messages": result.messages, "bytes": result.octets});
-                    Ok((details, format!("{} messages", result.messages), true))
+                    let closed = well(&end(&link).await, true)?;
+                    let mut details = if result.claimed {
+                        json!({"claimed_messages": result.messages})
+                    } else {
+                        json!({"messages": result.messages})
+                    };
+                    if let Some(octets) = result.octets {
+                        merge(&mut details, json!({"bytes": octets}));
+                    }
+                    merge(&mut details, json!({"closed": closed}));
+                    let by = if result.claimed { " by the client's own count" } else { "" };
+                    Ok((details, format!("{}{by}", counted(result.messages, "message")), true))
                 }
             }
         }
@@ -477,19 +531,29 @@ async fn dispatch(
                 let shape = Shape { sends: 8, recvs: 8, depth: 16, one_cq: false };
                 let link = make(shared, shape, qp)?;
                 let server = rping::Server::prepare(&link)?;
-                accept(shared, request, &link, &[], "rping").await?;
+                accept(shared, request, &link, &[], shared.service, json!({})).await?;
                 let verbose = shared.common.verbose && !shared.json;
                 let (rounds, outcome) = server.serve(&link, shared.idle.0, verbose).await;
-                // A client that asks for too much is told by the end of the connection.
-                close(&link.qp).await;
-                outcome?;
-                Ok((json!({"rounds": rounds}), format!("{rounds} rounds"), true))
+                if let Err(e) = outcome {
+                    let e = match link.qp.state() {
+                        QpState::Err => with_reason(e, &link.qp).await,
+                        _ => e,
+                    };
+                    // A client that asks for too much is told by the end of the connection.
+                    close(&link.qp).await;
+                    return Err(e);
+                }
+                let rounds_text = counted(rounds, "round");
+                let closed = well(&end(&link).await, rounds > 0)
+                    .with_context(|| format!("after {rounds_text}"))?;
+                Ok((json!({"rounds": rounds, "closed": closed}), rounds_text, true))
             }
             Service::RdmaServer => {
                 let shape = Shape { sends: 8, recvs: 8, depth: 16, one_cq: false };
                 let link = make(shared, shape, qp)?;
-                rdma_server(shared, request, &link).await?;
-                Ok((json!({"messages": 2}), "one message each way".into(), true))
+                let closed = rdma_server(shared, request, &link).await?;
+                let details = json!({"messages": 2, "closed": closed});
+                Ok((details, "one message each way".into(), true))
             }
         },
     }
@@ -497,11 +561,11 @@ async fn dispatch(
 
 /// The counterpart of librdmacm's rdma_client: receives 16 octets, sends 16, and the client
 /// closes.
-async fn rdma_server(shared: &Shared, request: ConnRequest, link: &Link) -> Result<()> {
+async fn rdma_server(shared: &Shared, request: ConnRequest, link: &Link) -> Result<&'static str> {
     const LEN: usize = 16;
     let buffer = link.pd.register(Region::alloc(LEN)?, Access::LOCAL_WRITE)?;
     link.qp.post_recv(RecvWr::new(0, [buffer.slice(0..LEN)]))?;
-    accept(shared, request, link, &[], "rdma-server").await?;
+    accept(shared, request, link, &[], shared.service, json!({})).await?;
     let wc = within(shared.idle.0, link.recv_cq.next()).await.context(rping::IDLE)??;
     if is_flush(&wc) {
         bail!("the client closed without a message");
@@ -513,8 +577,7 @@ async fn rdma_server(shared: &Shared, request: ConnRequest, link: &Link) -> Resu
     link.qp.post_send(SendWr::inline(0, SendOp::Send, &[0; LEN]))?;
     let wc = within(shared.idle.0, link.send_cq.next()).await.context(rping::IDLE)??;
     check_wc(&wc, "the SEND of the answer")?;
-    end(link).await;
-    Ok(())
+    well(&end(link).await, true)
 }
 
 /// The receive of a demo's or a perf's first message. Until that comes the client holds no more
@@ -555,19 +618,42 @@ fn make(shared: &Shared, shape: Shape, made: &mut Option<userdma::Qp>) -> Result
     Ok(Link { pd, send_cq, recv_cq, qp })
 }
 
+/// What a client is, for events: one word, and with its details.
+trait Kind: fmt::Display {
+    fn name(&self) -> &'static str;
+}
+
+impl Kind for Mode {
+    fn name(&self) -> &'static str {
+        Self::name(*self)
+    }
+}
+
+impl Kind for Service {
+    fn name(&self) -> &'static str {
+        Self::name(*self)
+    }
+}
+
+impl fmt::Display for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 async fn accept(
     shared: &Shared,
     request: ConnRequest,
     link: &Link,
     private_data: &[u8],
-    what: &str,
+    what: impl Kind,
+    details: Value,
 ) -> Result<()> {
     let peer = request.peer_addr();
     request.accept_qp(&link.qp, private_data).await.context("cannot accept")?;
-    shared.event(
-        &json!({"event": "connected", "peer": peer.to_string(), "mode": what}),
-        &format!("{peer}: {what}"),
-    );
+    let mut event = json!({"event": "connected", "peer": peer.to_string(), "mode": what.name()});
+    merge(&mut event, details);
+    shared.event(&event, &format!("{peer}: {what}"));
     if shared.common.verbose
         && let Some(e) = link.qp.established()
     {
@@ -577,9 +663,25 @@ async fn accept(
 }
 
 /// The client closes first; one that does not within a while is closed.
-async fn end(link: &Link) {
-    if timeout(Duration::from_secs(5), link.qp.closed()).await.is_err() {
-        close(&link.qp).await;
+async fn end(link: &Link) -> CloseReason {
+    if let Ok(reason) = timeout(Duration::from_secs(5), link.qp.closed()).await {
+        return reason;
+    }
+    close(&link.qp).await;
+    link.qp.closed().await
+}
+
+/// How the connection of a client ended, in a word for JSON; an error if that was not in order.
+///
+/// A client that is `complete` got all it asked for, at least one round of rping, and nothing was
+/// under way: it may end its process without closing, which resets TCP (`rping -c` of the kernel
+/// may do so). Then it was served well, and the word tells how it left.
+fn well(reason: &CloseReason, complete: bool) -> Result<&'static str> {
+    match reason {
+        CloseReason::Graceful => Ok("graceful"),
+        CloseReason::Lost if complete => Ok("lost"),
+        CloseReason::Aborted if complete => Ok("aborted"),
+        other => bail!("the connection ended: {}", reason_text(other)),
     }
 }
 
