@@ -248,6 +248,15 @@ fn name_or_ipv4(text: &str) -> Result<Host, String> {
     Ok(Host::Name(text.into()))
 }
 
+/// A [`Target`] that a client may go to.
+pub(crate) fn server(text: &str) -> Result<Target, String> {
+    let target: Target = text.parse()?;
+    if target.port == 0 {
+        return Err("port 0 is for listening: give the port that the server says it has".into());
+    }
+    Ok(target)
+}
+
 impl Target {
     /// The socket addresses behind it, in the resolver's order, at least one.
     pub(crate) async fn resolve(&self) -> Result<Vec<SocketAddr>> {
@@ -502,6 +511,13 @@ mod tests {
             let error = text.parse::<Target>().expect_err(text);
             assert!(error.contains(why) || text.contains("//"), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn nothing_is_at_port_0() {
+        assert_eq!(server("host:1"), Ok(parse("host:1")));
+        assert!(server("[::1]:0").unwrap_err().contains("for listening"));
+        assert!(server("[::1").unwrap_err().contains("not closed"));
     }
 
     #[tokio::test]

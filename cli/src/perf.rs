@@ -27,6 +27,7 @@ use std::{
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{ArgGroup, Args};
 use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
+use hdrhistogram::Histogram;
 use serde_json::json;
 use tokio::runtime::Runtime;
 use userdma::{
@@ -35,10 +36,12 @@ use userdma::{
 
 use crate::{
     Usage,
-    bare::{Bare, WARM_UP, histogram},
+    bare::{Bare, MIN_SAMPLES, WARM_UP, histogram},
     child::ServerProcess,
-    common::{Common, Link, PATIENCE, Shape, Target, check_wc, close, connect, counters, settled},
-    output::{self, line, note},
+    common::{
+        Common, Link, PATIENCE, Shape, Target, check_wc, close, connect, counters, server, settled,
+    },
+    output::{self, counted, line, note},
     session::{self, Hello, MAX_MILLIS, MAX_SIZE, Measure, Mode, PerfOp, Reader, confirm},
     stop::Stop,
 };
@@ -58,12 +61,13 @@ Examples:
 bw counts octets at the receiver. lat is the median: half the round trip for send and write, the
 whole one for read and atomic. rate counts messages at the receiver. --baseline measures the bare
 TCP socket in the same run, and ratio is ours / baseline: for bw and rate more is better, for lat
-less.
+less. A latency is the median of 100 round trips at least, after 100 for warming up; where --duration
+is too short for them there is no figure. In JSON samples, seconds and messages are those of all runs.
 Exit status: 0 if measured (and the ratio is within bounds), 1 if not, 2 for wrong arguments."
 )]
 pub(crate) struct Perf {
     /// A `userdma serve`
-    #[arg(value_name = "ADDR[:PORT]")]
+    #[arg(value_name = "ADDR[:PORT]", value_parser = server)]
     target: Option<Target>,
     /// Start a server process of our own on loopback
     #[arg(long)]
@@ -589,9 +593,21 @@ impl Side {
 // ---------------------------------------------------------------------------------------------
 // The client.
 
-/// Measures, spinning in the thread that calls. GB/s, million messages per second, or
-/// microseconds.
-fn measure(mut side: Side, stop: &Stop) -> Result<f64> {
+/// What a run, or all of them, came to.
+#[derive(Clone, Copy, Debug, Default)]
+struct Measured {
+    /// GB/s, million messages per second, or microseconds.
+    value: f64,
+    /// Messages, or round trips where these are measured.
+    messages: u64,
+    /// Round trips that the latency is the median of; 0 where none is measured.
+    samples: u64,
+    /// Time that the messages took, by the clock that the figure is taken from.
+    seconds: f64,
+}
+
+/// Measures, spinning in the thread that calls.
+fn measure(mut side: Side, stop: &Stop) -> Result<Measured> {
     let run = side.run;
     let mut watch = Watch::new(stop, run, PATIENCE);
     let here = side.shared.remote(0);
@@ -602,11 +618,14 @@ fn measure(mut side: Side, stop: &Stop) -> Result<f64> {
     let deadline = begun + Duration::from_millis(run.millis.into());
 
     if run.measure == Measure::Latency {
-        let (messages, median) = latency(&mut side, peer, deadline, &mut watch)?;
+        let (messages, times) = latency(&mut side, peer, deadline, &mut watch)?;
+        let seconds = begun.elapsed().as_secs_f64();
         side.say(Say::FINISH, [messages, 0, 0])?;
         side.await_control(Say::RESULT, &mut watch)?;
         let ways = if run.fetches() { 1.0 } else { 2.0 };
-        return Ok(median as f64 / ways / 1e3);
+        let median = times.value_at_quantile(0.5);
+        let value = median as f64 / ways / 1e3;
+        return Ok(Measured { value, messages, samples: times.len(), seconds });
     }
 
     let messages = pump(&mut side, peer, deadline, &mut watch)?;
@@ -614,10 +633,26 @@ fn measure(mut side: Side, stop: &Stop) -> Result<f64> {
     side.say(Say::FINISH, [messages, 0, 0])?;
     let [messages, octets, nanos] = side.await_result(&mut watch)?;
     let nanos = if run.fetches() { here.as_nanos() as f64 } else { nanos as f64 }.max(1.0);
-    Ok(match run.measure {
+    let value = match run.measure {
         Measure::Rate => messages as f64 / nanos * 1e3,
         Measure::Bandwidth | Measure::Latency => octets as f64 / nanos,
-    })
+    };
+    Ok(Measured { value, messages, samples: 0, seconds: nanos / 1e9 })
+}
+
+/// A latency that is the median of next to nothing is none.
+fn enough(run: Run, measured: &Measured) -> Result<()> {
+    if run.measure != Measure::Latency || measured.samples >= MIN_SAMPLES {
+        return Ok(());
+    }
+    // Twice what it would take at this pace, in whole seconds.
+    let round = measured.seconds / measured.messages.max(1) as f64;
+    let needed = (2.0 * round * (WARM_UP + MIN_SAMPLES) as f64).ceil().max(1.0);
+    bail!(
+        "{} after {WARM_UP} for warming up, a median needs {MIN_SAMPLES}: raise --duration, to {needed} \
+         for example",
+        counted(measured.samples, "round trip"),
+    )
 }
 
 impl Side {
@@ -676,13 +711,13 @@ fn pump(
     }
 }
 
-/// Rounds until `deadline`: how many, and the median of a whole round in nanoseconds.
+/// Rounds until `deadline`: how many, and the times of those after the warm-up in nanoseconds.
 fn latency(
     side: &mut Side,
     peer: RemoteAddr,
     deadline: Instant,
     watch: &mut Watch<'_>,
-) -> Result<(u64, u64)> {
+) -> Result<(u64, Histogram<u64>)> {
     let run = side.run;
     let mut times = histogram()?;
     let mut last = Instant::now();
@@ -717,8 +752,8 @@ fn latency(
         }
         last = now;
         n += 1;
-        if now >= deadline && n > WARM_UP {
-            return Ok((n, times.value_at_quantile(0.5)));
+        if now >= deadline {
+            return Ok((n, times));
         }
     }
 }
@@ -810,7 +845,7 @@ pub(crate) fn run(args: Perf, runtime: &Runtime) -> Result<ExitCode> {
         if stop.is_raised() {
             bail!("interrupted");
         }
-        let (value, with_crc) = match once(&args, &target, runtime, &stop) {
+        let (measured, with_crc) = match once(&args, &target, runtime, &stop) {
             Ok(measured) => measured,
             Err(e) => {
                 let complaint = match &mut server {
@@ -823,20 +858,27 @@ pub(crate) fn run(args: Perf, runtime: &Runtime) -> Result<ExitCode> {
                 });
             }
         };
-        ours.push(value);
+        ours.push(measured);
         crc = with_crc;
     }
     drop(inside);
 
-    let value = median(&ours).context("nothing was measured")?;
+    let values: Vec<_> = ours.iter().map(|run| run.value).collect();
+    let value = median(&values).context("nothing was measured")?;
+    let all = ours.iter().fold(Measured { value, ..Measured::default() }, |all, run| Measured {
+        value,
+        messages: all.messages + run.messages,
+        samples: all.samples + run.samples,
+        seconds: all.seconds + run.seconds,
+    });
     let baseline = median(&baselines);
     let ratio = baseline.filter(|b| *b > 0.0).map(|b| value / b);
-    print(&args, value, baseline, ratio, crc);
+    print(&args, all, baseline, ratio, crc);
     Ok(if within(&args, ratio) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// One connection, one measurement; and whether there was a CRC.
-fn once(args: &Perf, target: &Target, runtime: &Runtime, stop: &Stop) -> Result<(f64, bool)> {
+fn once(args: &Perf, target: &Target, runtime: &Runtime, stop: &Stop) -> Result<(Measured, bool)> {
     let run = args.run();
     let hello = Hello { mode: args.mode(), seed: session::fresh_seed() };
     let private_data = hello.to_bytes();
@@ -857,8 +899,8 @@ fn once(args: &Perf, target: &Target, runtime: &Runtime, stop: &Stop) -> Result<
     }
     let side = Side::new(link.clone(), run)?;
     side.post_receives()?;
-    let value = measure(side, stop);
-    if value.is_err() {
+    let measured = measure(side, stop);
+    if measured.is_err() {
         link.qp.abort();
     } else {
         runtime.block_on(close(&link.qp));
@@ -866,7 +908,17 @@ fn once(args: &Perf, target: &Target, runtime: &Runtime, stop: &Stop) -> Result<
     if args.common.verbose {
         note(&counters(&link.qp.stats()));
     }
-    Ok((value?, established.is_some_and(|e| e.crc)))
+    let measured = measured?;
+    if args.common.verbose {
+        let samples = match run.measure {
+            Measure::Latency => format!(", {}", counted(measured.samples, "sample")),
+            Measure::Bandwidth | Measure::Rate => String::new(),
+        };
+        let messages = counted(measured.messages, "message");
+        note(&format!("{messages} in {:.3} s{samples}", measured.seconds));
+    }
+    enough(run, &measured)?;
+    Ok((measured, established.is_some_and(|e| e.crc)))
 }
 
 /// Whether the ratio is where it has to be; says so if not.
@@ -889,7 +941,8 @@ fn within(args: &Perf, ratio: Option<f64>) -> bool {
     true
 }
 
-fn print(args: &Perf, value: f64, baseline: Option<f64>, ratio: Option<f64>, crc: bool) {
+fn print(args: &Perf, all: Measured, baseline: Option<f64>, ratio: Option<f64>, crc: bool) {
+    let value = all.value;
     if args.json {
         output::json(&json!({
             "op": args.op.name(),
@@ -902,6 +955,9 @@ fn print(args: &Perf, value: f64, baseline: Option<f64>, ratio: Option<f64>, crc
             "ratio": ratio,
             "crc": crc,
             "runs": args.runs,
+            "samples": (all.samples > 0).then_some(all.samples),
+            "seconds": all.seconds,
+            "messages": all.messages,
         }));
         return;
     }
@@ -1007,6 +1063,16 @@ mod tests {
         assert_eq!(median(&[3.0]), Some(3.0));
         assert_eq!(median(&[3.0, 1.0]), Some(2.0));
         assert_eq!(median(&[9.0, 1.0, 2.0]), Some(2.0));
+    }
+
+    #[test]
+    fn a_latency_of_too_few_samples_is_refused() {
+        let run = Run { op: PerfOp::Send, measure: Measure::Latency, size: 8, millis: 1000 };
+        let few = Measured { value: 1.0, messages: 110, samples: 10, seconds: 1.1 };
+        let error = enough(run, &few).unwrap_err().to_string();
+        assert!(error.contains("10 round trips") && error.contains("--duration, to 4"), "{error}");
+        assert!(enough(run, &Measured { samples: MIN_SAMPLES, ..few }).is_ok());
+        assert!(enough(Run { measure: Measure::Rate, ..run }, &few).is_ok());
     }
 
     #[test]

@@ -535,13 +535,7 @@ async fn dispatch(
                 let verbose = shared.common.verbose && !shared.json;
                 let (rounds, outcome) = server.serve(&link, shared.idle.0, verbose).await;
                 if let Err(e) = outcome {
-                    let e = match link.qp.state() {
-                        QpState::Err => with_reason(e, &link.qp).await,
-                        _ => e,
-                    };
-                    // A client that asks for too much is told by the end of the connection.
-                    close(&link.qp).await;
-                    return Err(e);
+                    return Err(give_up(e, &link).await);
                 }
                 let rounds_text = counted(rounds, "round");
                 let closed = well(&end(&link).await, rounds > 0)
@@ -551,7 +545,10 @@ async fn dispatch(
             Service::RdmaServer => {
                 let shape = Shape { sends: 8, recvs: 8, depth: 16, one_cq: false };
                 let link = make(shared, shape, qp)?;
-                let closed = rdma_server(shared, request, &link).await?;
+                let closed = match rdma_server(shared, request, &link).await {
+                    Ok(closed) => closed,
+                    Err(e) => return Err(give_up(e, &link).await),
+                };
                 let details = json!({"messages": 2, "closed": closed});
                 Ok((details, "one message each way".into(), true))
             }
@@ -669,6 +666,19 @@ async fn end(link: &Link) -> CloseReason {
     }
     close(&link.qp).await;
     link.qp.closed().await
+}
+
+/// Ends a connection because of `error`, in order if the client lets it: that is how it is told.
+/// The error comes back with the connection's own end where that came first.
+async fn give_up(error: anyhow::Error, link: &Link) -> anyhow::Error {
+    if link.qp.established().is_none() {
+        return error;
+    }
+    if link.qp.state() == QpState::Err {
+        return with_reason(error, &link.qp).await;
+    }
+    close(&link.qp).await;
+    error
 }
 
 /// How the connection of a client ended, in a word for JSON; an error if that was not in order.
