@@ -40,6 +40,7 @@ use crate::{
     child::ServerProcess,
     common::{
         Common, Link, PATIENCE, Shape, Target, check_wc, close, connect, counters, server, settled,
+        with_reason,
     },
     output::{self, counted, line, note},
     session::{self, Hello, MAX_MILLIS, MAX_SIZE, Measure, Mode, PerfOp, Reader, confirm},
@@ -899,12 +900,19 @@ fn once(args: &Perf, target: &Target, runtime: &Runtime, stop: &Stop) -> Result<
     }
     let side = Side::new(link.clone(), run)?;
     side.post_receives()?;
-    let measured = measure(side, stop);
-    if measured.is_err() {
-        link.qp.abort();
-    } else {
-        runtime.block_on(close(&link.qp));
-    }
+    let measured = match measure(side, stop) {
+        Ok(measured) => {
+            runtime.block_on(close(&link.qp));
+            Ok(measured)
+        }
+        Err(e) if link.qp.state() == QpState::Err => {
+            Err(runtime.block_on(with_reason(e, &link.qp)))
+        }
+        Err(e) => {
+            link.qp.abort();
+            Err(e)
+        }
+    };
     if args.common.verbose {
         note(&counters(&link.qp.stats()));
     }

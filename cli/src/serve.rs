@@ -510,7 +510,14 @@ async fn dispatch(
                     // It spins: it gets a thread of its own.
                     let result = spawn_blocking(move || perf::serve(side, &begin, &stop))
                         .await
-                        .context("the measuring thread died")??;
+                        .context("the measuring thread died")?;
+                    let result = match result {
+                        Ok(result) => result,
+                        Err(e) if link.qp.state() == QpState::Err => {
+                            return Err(with_reason(e, &link.qp).await);
+                        }
+                        Err(e) => return Err(e),
+                    };
                     let closed = well(&end(&link).await, true)?;
                     let mut details = if result.claimed {
                         json!({"claimed_messages": result.messages})

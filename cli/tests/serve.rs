@@ -201,6 +201,25 @@ fn a_client_that_stops_in_a_measurement_is_dropped_and_not_spun_for() {
     assert!(error.contains("nothing has moved for 5 s"), "{error}");
 }
 
+/// A measurement that the client breaks off: the server says why.
+#[test]
+fn a_measurement_that_is_broken_off_tells_why() {
+    let mut server = Server::start(&[]);
+    runtime().block_on(async {
+        let dev = Device::open("tcp://127.0.0.1:0").unwrap();
+        let (pd, cq) = (dev.alloc_pd().unwrap(), dev.create_cq(16).unwrap());
+        let hello = b"UDMA\x01\x02\0\0\0\0\0\0\0\x01\x02\x01\0\0\x10\0\0\x09\x27\xc0";
+        let qp = dev.connect(&server.addr, &pd, QpInit::new(&cq), hello).await.unwrap();
+        let mut begin = [0; 25];
+        begin[0] = 1;
+        // There is no receive for the answer.
+        qp.post_send(SendWr::inline(2, SendOp::Send, &begin)).unwrap();
+        tokio::time::timeout(Duration::from_secs(30), qp.closed()).await.expect("it ends");
+    });
+    let error = server.event_of("error")["error"].as_str().unwrap().to_owned();
+    assert!(error.contains("the peer sent a Terminate"), "{error}");
+}
+
 #[test]
 fn a_client_that_needs_more_memory_than_is_left_is_told_so() {
     let mut server = Server::start(&["--max-memory", "64MiB"]);
@@ -299,6 +318,45 @@ fn a_broken_client_was_not_served_well() {
     let (output, events) = server.wait();
     assert!(output.status.success(), "{events:?}");
     assert_eq!(events.last().unwrap()["closed"], "graceful");
+}
+
+/// A client whose process ends after a round: TCP is reset, nothing was under way. Before the first
+/// round it got nothing.
+#[test]
+fn a_reset_after_a_whole_round_is_told_and_is_no_failure() {
+    for rounds in [1, 0] {
+        let server = Server::start(&["--once"]);
+        runtime().block_on(async {
+            let dev = Device::open("tcp://127.0.0.1:0").unwrap();
+            let (pd, cq) = (dev.alloc_pd().unwrap(), dev.create_cq(16).unwrap());
+            let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
+            let mr = pd.register(Region::alloc(64).unwrap(), access).unwrap();
+            let qp = dev.connect(&server.addr, &pd, QpInit::new(&cq), b"").await.unwrap();
+            let mut advert = mr.remote(0).addr.to_be_bytes().to_vec();
+            advert.extend(mr.remote(0).rkey.0.to_be_bytes());
+            advert.extend(32_u32.to_be_bytes());
+            // Two adverts are a round: one is READ, the other written.
+            for _ in 0..2 * rounds {
+                qp.post_recv(RecvWr::new(1, [mr.slice(48..64)])).unwrap();
+                qp.post_send(SendWr::inline(2, SendOp::Send, &advert).unsignaled()).unwrap();
+                let wc = cq.next().await.unwrap();
+                assert!(wc.status.is_ok() && wc.id == 1, "{wc:?}");
+            }
+            // The server has to be back at its receive, which its last answer does not prove.
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            qp.abort();
+        });
+        let (output, events) = server.wait();
+        let last = events.last().unwrap();
+        if rounds == 1 {
+            assert!(output.status.success(), "{events:?}");
+            assert_eq!((&last["rounds"], &last["closed"]), (&1.into(), &"lost".into()), "{last}");
+        } else {
+            assert_eq!(output.status.code(), Some(1), "{events:?}");
+            let error = last["error"].as_str().unwrap();
+            assert!(error.contains("after 0 rounds") && error.contains("reset or lost"), "{last}");
+        }
+    }
 }
 
 #[test]
