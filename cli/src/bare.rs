@@ -168,8 +168,16 @@ impl Bare {
                         times.saturating_record((now - last).as_nanos() as u64);
                     }
                     last = now;
-                    if now >= deadline && n >= WARM_UP {
+                    // Two spinning processes on a busy machine may need longer than they have.
+                    if now >= deadline && times.len() >= MIN_SAMPLES {
                         break;
+                    }
+                    if now >= deadline + PATIENCE {
+                        bail!(
+                            "{} round trips in {} s, a median needs {MIN_SAMPLES}: the machine is busy",
+                            times.len(),
+                            PATIENCE.as_secs()
+                        );
                     }
                 }
                 let ways = if self.half { 2.0 } else { 1.0 };
@@ -205,6 +213,12 @@ impl Bare {
 
 /// Rounds that are not counted: caches and the socket's buffers settle.
 pub(crate) const WARM_UP: u64 = 100;
+
+/// How long the bare socket may go on to get there.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Rounds that a median is taken of at least.
+pub(crate) const MIN_SAMPLES: u64 = 100;
 
 /// Nanoseconds up to a minute, to three digits.
 pub(crate) fn histogram() -> Result<Histogram<u64>> {

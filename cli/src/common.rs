@@ -24,6 +24,17 @@ pub(crate) const DEFAULT_PORT: u16 = 7174;
 /// How long a side waits for the other one's next step before it calls the connection dead.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
+/// `future`, or `None` if it takes longer than `limit`. Without a limit it takes what it takes.
+pub(crate) async fn within<T>(
+    limit: Option<Duration>,
+    future: impl Future<Output = T>,
+) -> Option<T> {
+    match limit {
+        Some(limit) => timeout(limit, future).await.ok(),
+        None => Some(future.await),
+    }
+}
+
 /// What carries the RDMA messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Transport {
@@ -235,6 +246,15 @@ fn name_or_ipv4(text: &str) -> Result<Host, String> {
         return Err(format!("{text:?} is neither an address nor a host name"));
     }
     Ok(Host::Name(text.into()))
+}
+
+/// A [`Target`] that a client may go to.
+pub(crate) fn server(text: &str) -> Result<Target, String> {
+    let target: Target = text.parse()?;
+    if target.port == 0 {
+        return Err("port 0 is for listening: give the port that the server says it has".into());
+    }
+    Ok(target)
 }
 
 impl Target {
@@ -491,6 +511,13 @@ mod tests {
             let error = text.parse::<Target>().expect_err(text);
             assert!(error.contains(why) || text.contains("//"), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn nothing_is_at_port_0() {
+        assert_eq!(server("host:1"), Ok(parse("host:1")));
+        assert!(server("[::1]:0").unwrap_err().contains("for listening"));
+        assert!(server("[::1").unwrap_err().contains("not closed"));
     }
 
     #[tokio::test]

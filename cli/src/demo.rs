@@ -419,11 +419,22 @@ impl Peer {
     pub(crate) const SHAPE: Shape =
         Shape { sends: 128, recvs: BATCH_MAX as usize + 4, depth: 16, one_cq: false };
 
+    /// Octets of the memory that [`Peer::new`] registers and allocates.
+    pub(crate) fn octets(size: u32) -> usize {
+        let (n, (stride, slot)) = (batch(size) as usize, Self::places(size));
+        3 * n * stride + Self::receives(size) * slot + n * 64 + size as usize
+    }
+
+    /// Octets between two messages in memory, and of a receive.
+    fn places(size: u32) -> (usize, usize) {
+        let stride = (size as usize).max(8).next_multiple_of(64);
+        (stride, stride.max(CONTROL_MAX))
+    }
+
     /// Registers the memory; posts nothing.
     pub(crate) fn new(link: Link, seed: u64, size: u32, count: u32) -> Result<Self> {
         let n = batch(size) as usize;
-        let stride = (size as usize).max(8).next_multiple_of(64);
-        let slot = stride.max(CONTROL_MAX);
+        let (stride, slot) = Self::places(size);
         let register = |octets: usize, access: Access| -> Result<Mr> {
             let region = Region::alloc(octets)
                 .with_context(|| format!("cannot have {}", output::octets(octets as u64)))?;
@@ -867,14 +878,15 @@ impl Served {
     }
 }
 
-/// Serves a demo until the client says Bye.
-pub(crate) async fn serve(peer: &mut Peer) -> Result<Served> {
+/// Serves a demo, whose first control message is `first`, until the client says Bye.
+pub(crate) async fn serve(peer: &mut Peer, first: &[u8]) -> Result<Served> {
     let hidden = ProgressBar::hidden();
     let mut served = Served::default();
     // Of the operation under way: what was verified.
     let mut verified = Verified::default();
+    let mut next = Control::from_bytes(first, peer.seed)?;
     loop {
-        match peer.control().await? {
+        match next {
             Control::Start { op, first, messages } => {
                 let end = first.checked_add(messages).context("a message number beyond 2^32")?;
                 let range = first..end;
@@ -896,6 +908,7 @@ pub(crate) async fn serve(peer: &mut Peer) -> Result<Served> {
             Control::Bye => return Ok(served),
             other => bail!("expected Start, End or Bye, found {other:?}"),
         }
+        next = peer.control().await?;
     }
 }
 

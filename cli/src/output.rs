@@ -11,14 +11,20 @@ use serde_json::Value;
 /// Prints one line to stdout and flushes it. Where the reader has gone away the process ends
 /// quietly: a command in front of `head` is no failure.
 pub(crate) fn line(text: &str) {
-    let mut out = io::stdout().lock();
-    if let Err(e) = writeln!(out, "{text}").and_then(|()| out.flush()) {
+    if let Err(e) = try_line(text) {
         if e.kind() != io::ErrorKind::BrokenPipe {
             note(&format!("error: cannot write to stdout: {e}"));
             process::exit(1);
         }
         process::exit(0);
     }
+}
+
+/// Prints one line to stdout and flushes it, for a program that has more to do than to print.
+pub(crate) fn try_line(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{text}")?;
+    out.flush()
 }
 
 /// Prints one JSON object as a line.
@@ -29,6 +35,11 @@ pub(crate) fn json(value: &Value) {
 /// Prints one line to stderr. Nobody reading it is no reason to fail.
 pub(crate) fn note(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// A number of things: "1 message", "2 messages".
+pub(crate) fn counted(n: u64, thing: &str) -> String {
+    format!("{n} {thing}{}", if n == 1 { "" } else { "s" })
 }
 
 /// Octets in the unit that keeps the number short.
@@ -87,6 +98,11 @@ pub(crate) fn rate(octets: u64, messages: u64, time: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_is_singular() {
+        assert_eq!([0, 1, 2].map(|n| counted(n, "round")), ["0 rounds", "1 round", "2 rounds"]);
+    }
 
     #[test]
     fn octets_keep_round_numbers_round() {

@@ -1,7 +1,8 @@
 //! `userdma perf`: bandwidth, latency and message rate of one operation.
 //!
 //! Both sides are one thread each that polls its completion queue and hands nothing over to
-//! another thread. One connection is one measurement:
+//! another thread. The server has its memory and spins only from Begin on, and gives a client up
+//! that lets nothing move for some seconds. One connection is one measurement:
 //!
 //! ```text
 //!  client                                 server
@@ -19,12 +20,14 @@
 use std::{
     process::ExitCode,
     sync::atomic::Ordering,
+    thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{ArgGroup, Args};
 use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
+use hdrhistogram::Histogram;
 use serde_json::json;
 use tokio::runtime::Runtime;
 use userdma::{
@@ -33,10 +36,13 @@ use userdma::{
 
 use crate::{
     Usage,
-    bare::{Bare, WARM_UP, histogram},
+    bare::{Bare, MIN_SAMPLES, WARM_UP, histogram},
     child::ServerProcess,
-    common::{Common, Link, Shape, Target, check_wc, close, connect, counters, settled},
-    output::{self, line, note},
+    common::{
+        Common, Link, PATIENCE, Shape, Target, check_wc, close, connect, counters, server, settled,
+        with_reason,
+    },
+    output::{self, counted, line, note},
     session::{self, Hello, MAX_MILLIS, MAX_SIZE, Measure, Mode, PerfOp, Reader, confirm},
     stop::Stop,
 };
@@ -56,12 +62,13 @@ Examples:
 bw counts octets at the receiver. lat is the median: half the round trip for send and write, the
 whole one for read and atomic. rate counts messages at the receiver. --baseline measures the bare
 TCP socket in the same run, and ratio is ours / baseline: for bw and rate more is better, for lat
-less.
+less. A latency is the median of 100 round trips at least, after 100 for warming up; where --duration
+is too short for them there is no figure. In JSON samples, seconds and messages are those of all runs.
 Exit status: 0 if measured (and the ratio is within bounds), 1 if not, 2 for wrong arguments."
 )]
 pub(crate) struct Perf {
     /// A `userdma serve`
-    #[arg(value_name = "ADDR[:PORT]")]
+    #[arg(value_name = "ADDR[:PORT]", value_parser = server)]
     target: Option<Target>,
     /// Start a server process of our own on loopback
     #[arg(long)]
@@ -252,13 +259,16 @@ impl Say {
     }
 }
 
-/// What the server counted.
-#[derive(Clone, Copy, Debug, Default)]
+/// What the server knows of a measurement.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Counted {
     /// Messages.
     pub(crate) messages: u64,
-    /// Octets of payload.
-    pub(crate) octets: u64,
+    /// Whether only the client says so: nobody here sees where a READ, an atomic or a WRITE of no
+    /// octets begins and ends.
+    pub(crate) claimed: bool,
+    /// Octets of payload that came or, of READs, went, as counted here; `None` for atomics.
+    pub(crate) octets: Option<u64>,
 }
 
 /// One side of a measurement.
@@ -286,6 +296,11 @@ struct Found {
 }
 
 impl Side {
+    /// Octets of the memory that [`Side::new`] registers.
+    pub(crate) fn octets(run: Run) -> usize {
+        2 * run.places() * run.stride() + run.slots() * run.slot()
+    }
+
     /// Registers the memory; posts nothing.
     pub(crate) fn new(link: Link, run: Run) -> Result<Self> {
         let register = |octets: usize, access: Access| -> Result<Mr> {
@@ -418,24 +433,45 @@ const fn mark(n: u64) -> u8 {
 /// Signal one in so many of the SENDs and WRITEs of a latency run, so that the queue empties.
 const SIGNAL: u64 = 32;
 
+/// Nothing moved for so long: looking a thousand times a second is enough.
+const REST: Duration = Duration::from_secs(1);
+/// A server gives a client up that lets nothing move for so long in a measurement.
+const SERVER_PATIENCE: Duration = Duration::from_secs(5);
+
 /// Looks now and then whether spinning still makes sense.
 struct Watch<'a> {
     idle: u32,
     stop: &'a Stop,
+    /// The measurement has to be over by then.
     deadline: Instant,
+    /// How long nothing may move.
+    patience: Duration,
+    /// FPDUs both ways when something moved last, and when that was.
+    moved: u64,
+    since: Instant,
+    resting: bool,
 }
 
 impl<'a> Watch<'a> {
-    fn new(stop: &'a Stop, run: Run) -> Self {
-        let patience = Duration::from_millis(run.millis.into()) + Duration::from_secs(15);
-        Self { idle: 0, stop, deadline: Instant::now() + patience }
+    fn new(stop: &'a Stop, run: Run, patience: Duration) -> Self {
+        let limit = Duration::from_millis(run.millis.into()) + Duration::from_secs(15);
+        let now = Instant::now();
+        Self {
+            idle: 0,
+            stop,
+            deadline: now + limit,
+            patience,
+            moved: 0,
+            since: now,
+            resting: false,
+        }
     }
 
     /// An empty turn.
     fn tick(&mut self, link: &Link) -> Result<()> {
         std::hint::spin_loop();
         self.idle = self.idle.wrapping_add(1);
-        if !self.idle.is_multiple_of(4096) {
+        if !self.resting && !self.idle.is_multiple_of(4096) {
             return Ok(());
         }
         if self.stop.is_raised() {
@@ -444,8 +480,24 @@ impl<'a> Watch<'a> {
         if link.qp.state() == QpState::Err {
             bail!("the connection ended in the middle of a measurement");
         }
-        if Instant::now() > self.deadline {
-            bail!("the other side is silent");
+        let now = Instant::now();
+        if now > self.deadline {
+            bail!("the measurement is not over 15 s after its time");
+        }
+        // Of READs and WRITEs a server sees nothing else.
+        let stats = link.qp.stats();
+        let moved = stats.fpdus_sent.wrapping_add(stats.fpdus_received);
+        if moved != self.moved {
+            (self.moved, self.since) = (moved, now);
+            self.resting = false;
+            return Ok(());
+        }
+        if now - self.since > self.patience {
+            bail!("nothing has moved for {} s", self.patience.as_secs());
+        }
+        self.resting = now - self.since > REST;
+        if self.resting {
+            thread::sleep(Duration::from_millis(1));
         }
         Ok(())
     }
@@ -454,13 +506,15 @@ impl<'a> Watch<'a> {
 // ---------------------------------------------------------------------------------------------
 // The server.
 
-/// Serves one measurement, spinning in the thread that calls.
-pub(crate) fn serve(mut side: Side, stop: &Stop) -> Result<Counted> {
+/// Serves one measurement from its Begin on, spinning in the thread that calls.
+pub(crate) fn serve(mut side: Side, begin: &[u8], stop: &Stop) -> Result<Counted> {
     let run = side.run;
-    let mut watch = Watch::new(stop, run);
-    let [addr, rkey, _] = side.await_control(Say::BEGIN, &mut watch)?;
+    let Say { kind: Say::BEGIN, numbers: [addr, rkey, _] } = Say::from_bytes(begin)? else {
+        bail!("expected Begin, found something else");
+    };
+    let mut watch = Watch::new(stop, run, SERVER_PATIENCE);
     let peer = RemoteAddr::new(addr, RKey(rkey as u32));
-    let placed = side.link.qp.stats().payload_received;
+    let before = side.link.qp.stats();
     let here = side.shared.remote(0);
     side.say(Say::READY, [here.addr, here.rkey.0.into(), 0])?;
     let begun = Instant::now();
@@ -503,15 +557,25 @@ pub(crate) fn serve(mut side: Side, stop: &Stop) -> Result<Counted> {
     if run.two_sided() && data != told {
         bail!("the client sent {told} messages, {data} arrived");
     }
-    if run.op == PerfOp::Write {
-        // Nobody is told of a WRITE: what was placed is counted apart.
-        let placed = side.link.qp.stats().payload_received - placed;
-        if placed < octets {
-            bail!("the client wrote {octets} octets, {placed} were placed");
+    let after = side.link.qp.stats();
+    // Nobody is told of a WRITE or a READ: the octets are counted, without Finish and Ready.
+    let control = Say::LEN as u64;
+    let counted = match run.op {
+        PerfOp::Send => Some(octets),
+        PerfOp::Write => {
+            Some((after.payload_received - before.payload_received).saturating_sub(control))
         }
+        PerfOp::Read => Some((after.payload_sent - before.payload_sent).saturating_sub(control)),
+        PerfOp::Atomic => None,
+    };
+    if let Some(counted) = counted
+        && counted < octets
+    {
+        bail!("the client says that it moved {octets} octets, {counted} were moved");
     }
     side.say(Say::RESULT, [told, octets, nanos])?;
-    Ok(Counted { messages: told, octets })
+    let claimed = run.fetches() || run.op == PerfOp::Write && run.size == 0;
+    Ok(Counted { messages: told, claimed, octets: counted })
 }
 
 impl Side {
@@ -530,11 +594,23 @@ impl Side {
 // ---------------------------------------------------------------------------------------------
 // The client.
 
-/// Measures, spinning in the thread that calls. GB/s, million messages per second, or
-/// microseconds.
-fn measure(mut side: Side, stop: &Stop) -> Result<f64> {
+/// What a run, or all of them, came to.
+#[derive(Clone, Copy, Debug, Default)]
+struct Measured {
+    /// GB/s, million messages per second, or microseconds.
+    value: f64,
+    /// Messages, or round trips where these are measured.
+    messages: u64,
+    /// Round trips that the latency is the median of; 0 where none is measured.
+    samples: u64,
+    /// Time that the messages took, by the clock that the figure is taken from.
+    seconds: f64,
+}
+
+/// Measures, spinning in the thread that calls.
+fn measure(mut side: Side, stop: &Stop) -> Result<Measured> {
     let run = side.run;
-    let mut watch = Watch::new(stop, run);
+    let mut watch = Watch::new(stop, run, PATIENCE);
     let here = side.shared.remote(0);
     side.say(Say::BEGIN, [here.addr, here.rkey.0.into(), 0])?;
     let [addr, rkey, _] = side.await_control(Say::READY, &mut watch)?;
@@ -543,11 +619,14 @@ fn measure(mut side: Side, stop: &Stop) -> Result<f64> {
     let deadline = begun + Duration::from_millis(run.millis.into());
 
     if run.measure == Measure::Latency {
-        let (messages, median) = latency(&mut side, peer, deadline, &mut watch)?;
+        let (messages, times) = latency(&mut side, peer, deadline, &mut watch)?;
+        let seconds = begun.elapsed().as_secs_f64();
         side.say(Say::FINISH, [messages, 0, 0])?;
         side.await_control(Say::RESULT, &mut watch)?;
         let ways = if run.fetches() { 1.0 } else { 2.0 };
-        return Ok(median as f64 / ways / 1e3);
+        let median = times.value_at_quantile(0.5);
+        let value = median as f64 / ways / 1e3;
+        return Ok(Measured { value, messages, samples: times.len(), seconds });
     }
 
     let messages = pump(&mut side, peer, deadline, &mut watch)?;
@@ -555,10 +634,26 @@ fn measure(mut side: Side, stop: &Stop) -> Result<f64> {
     side.say(Say::FINISH, [messages, 0, 0])?;
     let [messages, octets, nanos] = side.await_result(&mut watch)?;
     let nanos = if run.fetches() { here.as_nanos() as f64 } else { nanos as f64 }.max(1.0);
-    Ok(match run.measure {
+    let value = match run.measure {
         Measure::Rate => messages as f64 / nanos * 1e3,
         Measure::Bandwidth | Measure::Latency => octets as f64 / nanos,
-    })
+    };
+    Ok(Measured { value, messages, samples: 0, seconds: nanos / 1e9 })
+}
+
+/// A latency that is the median of next to nothing is none.
+fn enough(run: Run, measured: &Measured) -> Result<()> {
+    if run.measure != Measure::Latency || measured.samples >= MIN_SAMPLES {
+        return Ok(());
+    }
+    // Twice what it would take at this pace, in whole seconds.
+    let round = measured.seconds / measured.messages.max(1) as f64;
+    let needed = (2.0 * round * (WARM_UP + MIN_SAMPLES) as f64).ceil().max(1.0);
+    bail!(
+        "{} after {WARM_UP} for warming up, a median needs {MIN_SAMPLES}: raise --duration, to {needed} \
+         for example",
+        counted(measured.samples, "round trip"),
+    )
 }
 
 impl Side {
@@ -617,13 +712,13 @@ fn pump(
     }
 }
 
-/// Rounds until `deadline`: how many, and the median of a whole round in nanoseconds.
+/// Rounds until `deadline`: how many, and the times of those after the warm-up in nanoseconds.
 fn latency(
     side: &mut Side,
     peer: RemoteAddr,
     deadline: Instant,
     watch: &mut Watch<'_>,
-) -> Result<(u64, u64)> {
+) -> Result<(u64, Histogram<u64>)> {
     let run = side.run;
     let mut times = histogram()?;
     let mut last = Instant::now();
@@ -658,8 +753,8 @@ fn latency(
         }
         last = now;
         n += 1;
-        if now >= deadline && n > WARM_UP {
-            return Ok((n, times.value_at_quantile(0.5)));
+        if now >= deadline {
+            return Ok((n, times));
         }
     }
 }
@@ -751,7 +846,7 @@ pub(crate) fn run(args: Perf, runtime: &Runtime) -> Result<ExitCode> {
         if stop.is_raised() {
             bail!("interrupted");
         }
-        let (value, with_crc) = match once(&args, &target, runtime, &stop) {
+        let (measured, with_crc) = match once(&args, &target, runtime, &stop) {
             Ok(measured) => measured,
             Err(e) => {
                 let complaint = match &mut server {
@@ -764,20 +859,27 @@ pub(crate) fn run(args: Perf, runtime: &Runtime) -> Result<ExitCode> {
                 });
             }
         };
-        ours.push(value);
+        ours.push(measured);
         crc = with_crc;
     }
     drop(inside);
 
-    let value = median(&ours).context("nothing was measured")?;
+    let values: Vec<_> = ours.iter().map(|run| run.value).collect();
+    let value = median(&values).context("nothing was measured")?;
+    let all = ours.iter().fold(Measured { value, ..Measured::default() }, |all, run| Measured {
+        value,
+        messages: all.messages + run.messages,
+        samples: all.samples + run.samples,
+        seconds: all.seconds + run.seconds,
+    });
     let baseline = median(&baselines);
     let ratio = baseline.filter(|b| *b > 0.0).map(|b| value / b);
-    print(&args, value, baseline, ratio, crc);
+    print(&args, all, baseline, ratio, crc);
     Ok(if within(&args, ratio) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// One connection, one measurement; and whether there was a CRC.
-fn once(args: &Perf, target: &Target, runtime: &Runtime, stop: &Stop) -> Result<(f64, bool)> {
+fn once(args: &Perf, target: &Target, runtime: &Runtime, stop: &Stop) -> Result<(Measured, bool)> {
     let run = args.run();
     let hello = Hello { mode: args.mode(), seed: session::fresh_seed() };
     let private_data = hello.to_bytes();
@@ -798,16 +900,33 @@ fn once(args: &Perf, target: &Target, runtime: &Runtime, stop: &Stop) -> Result<
     }
     let side = Side::new(link.clone(), run)?;
     side.post_receives()?;
-    let value = measure(side, stop);
-    if value.is_err() {
-        link.qp.abort();
-    } else {
-        runtime.block_on(close(&link.qp));
-    }
+    let measured = match measure(side, stop) {
+        Ok(measured) => {
+            runtime.block_on(close(&link.qp));
+            Ok(measured)
+        }
+        Err(e) if link.qp.state() == QpState::Err => {
+            Err(runtime.block_on(with_reason(e, &link.qp)))
+        }
+        Err(e) => {
+            link.qp.abort();
+            Err(e)
+        }
+    };
     if args.common.verbose {
         note(&counters(&link.qp.stats()));
     }
-    Ok((value?, established.is_some_and(|e| e.crc)))
+    let measured = measured?;
+    if args.common.verbose {
+        let samples = match run.measure {
+            Measure::Latency => format!(", {}", counted(measured.samples, "sample")),
+            Measure::Bandwidth | Measure::Rate => String::new(),
+        };
+        let messages = counted(measured.messages, "message");
+        note(&format!("{messages} in {:.3} s{samples}", measured.seconds));
+    }
+    enough(run, &measured)?;
+    Ok((measured, established.is_some_and(|e| e.crc)))
 }
 
 /// Whether the ratio is where it has to be; says so if not.
@@ -830,7 +949,8 @@ fn within(args: &Perf, ratio: Option<f64>) -> bool {
     true
 }
 
-fn print(args: &Perf, value: f64, baseline: Option<f64>, ratio: Option<f64>, crc: bool) {
+fn print(args: &Perf, all: Measured, baseline: Option<f64>, ratio: Option<f64>, crc: bool) {
+    let value = all.value;
     if args.json {
         output::json(&json!({
             "op": args.op.name(),
@@ -843,6 +963,9 @@ fn print(args: &Perf, value: f64, baseline: Option<f64>, ratio: Option<f64>, crc
             "ratio": ratio,
             "crc": crc,
             "runs": args.runs,
+            "samples": (all.samples > 0).then_some(all.samples),
+            "seconds": all.seconds,
+            "messages": all.messages,
         }));
         return;
     }
@@ -948,6 +1071,16 @@ mod tests {
         assert_eq!(median(&[3.0]), Some(3.0));
         assert_eq!(median(&[3.0, 1.0]), Some(2.0));
         assert_eq!(median(&[9.0, 1.0, 2.0]), Some(2.0));
+    }
+
+    #[test]
+    fn a_latency_of_too_few_samples_is_refused() {
+        let run = Run { op: PerfOp::Send, measure: Measure::Latency, size: 8, millis: 1000 };
+        let few = Measured { value: 1.0, messages: 110, samples: 10, seconds: 1.1 };
+        let error = enough(run, &few).unwrap_err().to_string();
+        assert!(error.contains("10 round trips") && error.contains("--duration, to 4"), "{error}");
+        assert!(enough(run, &Measured { samples: MIN_SAMPLES, ..few }).is_ok());
+        assert!(enough(Run { measure: Measure::Rate, ..run }, &few).is_ok());
     }
 
     #[test]

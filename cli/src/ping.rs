@@ -12,13 +12,19 @@ use tokio::time::{sleep_until, timeout};
 use userdma::{Access, Mr, RecvWr, Region, SendOp, SendWr};
 
 use crate::{
+    chain,
     common::{
-        Common, Link, Shape, Target, check_wc, close, connect, counters, settled, with_reason,
+        Common, Link, Shape, Target, check_wc, close, connect, counters, server, settled,
+        with_reason,
     },
-    output::{self, line, note},
+    output::{self, counted, line, note},
     rping::{self, ADVERT_LEN, Advert, MAX_SIZE, MIN_SIZE},
+    session,
     stop::Stop,
 };
+
+/// What a server that ends the first round may be.
+const SERVICE: &str = "is the peer an rping server (`userdma serve` without --as, `rping -s`)?";
 
 /// How long a round may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -28,7 +34,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[command(after_help = "\
 Examples:
   userdma ping 10.0.0.1                   a round a second, until Ctrl-C
-  userdma ping [fe80::1%eth0]:7174 -c 3   three rounds over link-local IPv6
+  userdma ping '[fe80::1%eth0]:7174' -c 3 three rounds over link-local IPv6
   userdma ping host -c 100 -s 4000 -i 0   as `rping -c -a host -C 100 -S 4000`
   userdma ping host -c 3 -v               show the data, as rping -v does
 
@@ -36,7 +42,7 @@ The other end: `userdma serve --listen ADDR` or `rping -s -a ADDR`.
 Exit status: 0 if all came back right, 1 if not or nothing did, 2 for wrong arguments.")]
 pub(crate) struct Ping {
     /// The server
-    #[arg(value_name = "ADDR[:PORT]")]
+    #[arg(value_name = "ADDR[:PORT]", value_parser = server)]
     target: Target,
     /// Rounds; without it until Ctrl-C
     #[arg(short, long, short_alias = 'C', value_parser = clap::value_parser!(u64).range(1..))]
@@ -120,8 +126,11 @@ impl Summary {
         }
         line(&format!("--- {} ping statistics ---", args.target));
         line(&format!(
-            "{} rounds of {} octets, {} completed, {} mismatched",
-            self.begun, args.size, t.n, self.mismatched
+            "{} of {} octets, {} completed, {} mismatched",
+            counted(self.begun, "round"),
+            args.size,
+            t.n,
+            self.mismatched
         ));
         if t.n > 0 {
             line(&format!(
@@ -208,7 +217,8 @@ pub(crate) async fn run(args: Ping) -> Result<ExitCode> {
     let stop = Stop::on_signals()?;
     let link = tokio::select! {
         link = connect(&args.common, &args.target, Client::SHAPE, &[]) => {
-            link.with_context(|| format!("cannot ping {}", args.target))?
+            link.map_err(session::explain_rping)
+                .with_context(|| format!("cannot ping {}", args.target))?
         }
         () = stop.raised() => bail!("interrupted before there was a connection"),
     };
@@ -261,8 +271,11 @@ async fn rounds(args: &Ping, client: &Client, stop: &Stop, summary: &mut Summary
         let (time, wrong) = match done {
             Ok(Ok(done)) => done,
             Ok(Err(e)) => {
-                let e = with_reason(e, &client.link.qp).await;
-                return Err(e.context(format!("round {n}")));
+                let e = with_reason(e, &client.link.qp).await.context(format!("round {n}"));
+                if n == 0 && client.link.qp.close_reason().is_some() {
+                    return Err(anyhow!("{}; {SERVICE}", chain(&e)));
+                }
+                return Err(e);
             }
             Err(_) => {
                 return Err(anyhow!("the server did not answer within {} s", PATIENCE.as_secs())

@@ -12,11 +12,13 @@
 //!
 //! The client closes when it has done its rounds.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, bail};
-use userdma::{Access, RKey, RecvWr, Region, RemoteAddr, SendOp, SendWr, Wc};
+use userdma::{Access, RKey, RecvWr, Region, RemoteAddr, SendOp, SendWr};
 
 use crate::{
-    common::{Link, check_wc},
+    common::{Link, check_wc, within},
     output::line,
 };
 
@@ -31,6 +33,9 @@ const SERVED: u32 = 65_536;
 /// Receives that are always posted: one advert at a time arrives, the others are for a client
 /// that is early.
 const RECEIVES: usize = 4;
+
+/// The error of a server whose client lets nothing happen any more.
+pub(crate) const IDLE: &str = "the client was silent for longer than --idle-timeout";
 
 /// Where a client's buffer is, as it tells the server. Big endian on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,6 +115,9 @@ pub(crate) struct Server {
 }
 
 impl Server {
+    /// Octets of the memory that [`Server::prepare`] registers.
+    pub(crate) const OCTETS: usize = SERVED as usize + RECEIVES * ADVERT_LEN;
+
     /// Makes the region and posts the receives; `link.qp` is not connected yet.
     pub(crate) fn prepare(link: &Link) -> Result<Self> {
         let region = Region::alloc(SERVED as usize)?;
@@ -130,8 +138,8 @@ impl Server {
     }
 
     /// The next advert; `None` when the client closed.
-    async fn advert(&self, link: &Link) -> Result<Option<Advert>> {
-        let wc = link.recv_cq.next().await?;
+    async fn advert(&self, link: &Link, idle: Option<Duration>) -> Result<Option<Advert>> {
+        let wc = within(idle, link.recv_cq.next()).await.context(IDLE)??;
         if wc.status == userdma::WcStatus::WR_FLUSH_ERR {
             return Ok(None);
         }
@@ -153,19 +161,22 @@ impl Server {
         Ok(Some(advert))
     }
 
-    async fn done(link: &Link, wr: SendWr, what: &str) -> Result<Wc> {
+    async fn done(link: &Link, idle: Option<Duration>, wr: SendWr, what: &str) -> Result<()> {
         link.qp.post_send(wr).with_context(|| format!("cannot post {what}"))?;
-        let wc = link.send_cq.next().await?;
-        check_wc(&wc, what)?;
-        Ok(wc)
+        check_wc(&within(idle, link.send_cq.next()).await.context(IDLE)??, what)
     }
 
-    /// Serves rounds until the client closes; says how many were served whole. An error comes
-    /// with the number that went before it.
-    pub(crate) async fn serve(&self, link: &Link, verbose: bool) -> (u64, Result<()>) {
+    /// Serves rounds until the client closes, or lets nothing happen for longer than `idle`; says
+    /// how many were served whole. An error comes with the number that went before it.
+    pub(crate) async fn serve(
+        &self,
+        link: &Link,
+        idle: Option<Duration>,
+        verbose: bool,
+    ) -> (u64, Result<()>) {
         let mut rounds = 0;
         loop {
-            match self.round(link, verbose).await {
+            match self.round(link, idle, verbose).await {
                 Ok(true) => rounds += 1,
                 Ok(false) => return (rounds, Ok(())),
                 Err(e) => return (rounds, Err(e.context(format!("round {rounds}")))),
@@ -174,26 +185,27 @@ impl Server {
     }
 
     /// One round; false when the client closed instead of beginning one.
-    async fn round(&self, link: &Link, verbose: bool) -> Result<bool> {
-        let Some(source) = self.advert(link).await? else {
+    async fn round(&self, link: &Link, idle: Option<Duration>, verbose: bool) -> Result<bool> {
+        let Some(source) = self.advert(link, idle).await? else {
             return Ok(false);
         };
         let sge = self.region.slice(0..source.length as usize);
-        Self::done(link, SendWr::read(0, [sge], source.place()), "the READ of the source").await?;
+        let wr = SendWr::read(0, [sge], source.place());
+        Self::done(link, idle, wr, "the READ of the source").await?;
         if verbose {
             let mut message = vec![0; source.length as usize];
             self.region.read_at(0, &mut message)?;
             line(&format!("server ping data: {}", text(&message)));
         }
         let answer = || SendWr::inline(0, SendOp::Send, &[0; ADVERT_LEN]);
-        Self::done(link, answer(), "the SEND after the READ").await?;
-        let Some(sink) = self.advert(link).await? else {
+        Self::done(link, idle, answer(), "the SEND after the READ").await?;
+        let Some(sink) = self.advert(link, idle).await? else {
             bail!("the client closed in the middle of a round");
         };
         let length = source.length.min(sink.length) as usize;
         let wr = SendWr::write(0, [self.region.slice(0..length)], sink.place());
-        Self::done(link, wr, "the WRITE into the sink").await?;
-        Self::done(link, answer(), "the SEND after the WRITE").await?;
+        Self::done(link, idle, wr, "the WRITE into the sink").await?;
+        Self::done(link, idle, answer(), "the SEND after the WRITE").await?;
         Ok(true)
     }
 }

@@ -16,7 +16,9 @@
 //! |---|---|
 //! | accepted | `UDMA`, version, mode |
 //! | version or mode unknown | rejected with `UDMA`, the highest version known, 0xff |
-//! | parameters refused | rejected with `UDMA`, version, mode, and why (UTF-8) |
+//! | parameters refused, or no room | rejected with `UDMA`, version, mode, and why (UTF-8) |
+//!
+//! A client of another kind that there is no room for is rejected with why alone.
 //!
 //! A connection manager may pad private data with zeros, so only what is known to be there is
 //! read. Private data that does not begin with `UDMA` is somebody else's, and no error.
@@ -208,11 +210,7 @@ impl Hello {
             Ok(None) => unknown(format!("mode {mode} is unknown")),
             Err(e) => {
                 let why = format!("{e:#}");
-                let mut answer = MAGIC.to_vec();
-                answer.extend([VERSION, mode]);
-                // Room for any connection manager's rejection (RoCE: 148 octets).
-                answer.extend(why.bytes().take(120));
-                Asked::Refused(answer, why)
+                Asked::Refused(refusal(mode, &why), why)
             }
         }
     }
@@ -243,10 +241,14 @@ impl Hello {
         let Some(Error::Startup { source: StartupError::Rejected { private_data, .. }, .. }) =
             error.downcast_ref::<Error>()
         else {
-            return error;
+            return ask(error, "`userdma serve`");
         };
         let Some(rest) = private_data.strip_prefix(&MAGIC) else {
-            return error.context("the peer is no userdma");
+            let what = match text(private_data) {
+                Some(text) => format!("the peer is no userdma, it says: {text}"),
+                None => "the peer is no userdma".into(),
+            };
+            return error.context(what);
         };
         let text = match rest {
             [known, UNKNOWN, ..] if *known != VERSION => format!(
@@ -266,10 +268,59 @@ impl Hello {
     }
 }
 
+/// The error of a failed connection to an rping server, with what the server said if it rejected
+/// with a text.
+pub(crate) fn explain_rping(error: anyhow::Error) -> anyhow::Error {
+    let said = match error.downcast_ref::<Error>() {
+        Some(Error::Startup { source: StartupError::Rejected { private_data, .. }, .. }) => {
+            text(private_data)
+        }
+        _ => return ask(error, "`userdma serve` or `rping -s`"),
+    };
+    match said {
+        Some(said) => error.context(format!("the peer refused: {said}")),
+        None => error,
+    }
+}
+
+/// Where something listens that does not speak MPA: whether the right `service` is there.
+fn ask(error: anyhow::Error, service: &str) -> anyhow::Error {
+    match error.downcast_ref::<Error>() {
+        Some(Error::Startup { .. }) => {
+            anyhow!("{}; is {service} running there?", crate::chain(&error))
+        }
+        _ => error,
+    }
+}
+
+/// Private data that is a text to be shown, without what a connection manager padded.
+fn text(private_data: &[u8]) -> Option<String> {
+    let end = private_data.iter().rposition(|&b| b != 0)? + 1;
+    let text = str::from_utf8(&private_data[..end]).ok()?;
+    (!text.chars().any(char::is_control)).then(|| text.to_owned())
+}
+
 /// The error of a client whose peer turned out not to be a userdma; the connection is given up
 /// before anything was posted.
 pub(crate) fn confirm(hello: Hello, qp: &Qp) -> Result<()> {
     hello.check_acceptance(&qp.private_data()).inspect_err(|_| qp.abort())
+}
+
+/// The private data of a rejection for the reason `why`.
+pub(crate) fn refusal(mode: u8, why: &str) -> Vec<u8> {
+    let mut answer = MAGIC.to_vec();
+    answer.extend([VERSION, mode]);
+    answer.extend(short(why).bytes());
+    answer
+}
+
+/// As much of a reason as any connection manager's rejection has room for (RoCE: 148 octets).
+pub(crate) fn short(why: &str) -> &str {
+    let mut end = why.len().min(120);
+    while !why.is_char_boundary(end) {
+        end -= 1;
+    }
+    &why[..end]
 }
 
 /// The rejection for what cannot be known.
@@ -448,6 +499,22 @@ mod tests {
     }
 
     #[test]
+    fn only_printable_private_data_is_a_text() {
+        assert_eq!(text(b"too busy\0\0").as_deref(), Some("too busy"));
+        assert_eq!(text("größer".as_bytes()).as_deref(), Some("größer"));
+        for data in [&b""[..], b"\0\0", b"\x1b[2J", b"a\0b", b"\xff\xfe"] {
+            assert_eq!(text(data), None, "{data:?}");
+        }
+    }
+
+    #[test]
+    fn reasons_are_cut_between_characters() {
+        let long = "ü".repeat(100);
+        assert_eq!(short(&format!("x{long}")).len(), 119);
+        assert_eq!(short("too many"), "too many");
+    }
+
+    #[test]
     fn rejections_are_explained() {
         let rejected = |private_data: &[u8]| {
             let source = StartupError::Rejected {
@@ -461,7 +528,7 @@ mod tests {
         assert!(rejected(b"UDMA\x03\xff\0\0").contains("versions up to 3"));
         assert!(rejected(b"UDMA\x01\xff").contains("does not know the mode demo"));
         assert_eq!(rejected(b"UDMA\x01\x01too busy\0\0"), "the peer refused: too busy");
-        assert!(rejected(b"go away").contains("no userdma"));
+        assert!(rejected(b"go away\0\0").contains("no userdma, it says: go away"));
         assert!(rejected(b"").contains("no userdma"));
     }
 }

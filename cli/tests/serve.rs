@@ -3,14 +3,17 @@
 mod common;
 
 use std::{
+    fs,
     io::{BufRead, BufReader, Read, Write},
-    net::TcpListener,
+    net::{TcpListener, TcpStream},
     thread,
     time::Duration,
 };
 
 use common::*;
-use userdma::{Access, Device, Error, QpInit, RecvWr, Region, SendOp, SendWr, StartupError};
+use userdma::{
+    Access, CloseReason, Device, Error, QpInit, RecvWr, Region, SendOp, SendWr, StartupError,
+};
 
 // ---------------------------------------------------------------------------------------------
 // serve
@@ -122,6 +125,281 @@ fn a_reader_that_goes_away_is_no_panic() {
     let output = finish(child, &["serve"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(!stderr(&output).contains("panicked"), "{}", stderr(&output));
+}
+
+// ---------------------------------------------------------------------------------------------
+// Clients that take more than they give
+
+/// Processor time of a process so far, in seconds; and its resident memory in octets.
+fn load(pid: u32) -> (f64, u64) {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    // Behind the name in parentheses; user and system time are fields 14 and 15, in 1/100 s.
+    let fields: Vec<_> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
+    let ticks: f64 = [11, 12].iter().map(|&i| fields[i].parse::<f64>().unwrap()).sum();
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    let kib: u64 = rss.trim().trim_end_matches(" kB").parse().unwrap();
+    (ticks / 100.0, kib << 10)
+}
+
+/// Eight clients that say what they want and then nothing.
+#[test]
+fn a_client_that_never_begins_is_dropped_and_costs_next_to_nothing() {
+    for (hello, size) in [
+        // A WRITE's bandwidth, 16 MiB, 600 s; and a million messages of 16 MiB.
+        (&b"UDMA\x01\x02\0\0\0\0\0\0\0\x01\x02\x01\x01\0\0\0\0\x09\x27\xc0"[..], 24),
+        (b"UDMA\x01\x01\0\0\0\0\0\0\0\x01\x01\0\0\0\0\x0f\x42\x40", 22),
+    ] {
+        assert_eq!(hello.len(), size);
+        let mut server = Server::start(&[]);
+        let (cpu, memory) = load(server.child.id());
+        runtime().block_on(async {
+            let mut clients = Vec::new();
+            for _ in 0..5 {
+                let dev = Device::open("tcp://127.0.0.1:0").unwrap();
+                let (pd, cq) = (dev.alloc_pd().unwrap(), dev.create_cq(16).unwrap());
+                let qp = dev.connect(&server.addr, &pd, QpInit::new(&cq), hello).await.unwrap();
+                clients.push(qp);
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let (_, now) = load(server.child.id());
+            assert!(now < memory + (16 << 20), "{memory} octets became {now}");
+            for qp in clients {
+                tokio::time::timeout(Duration::from_secs(30), qp.closed()).await.expect("it ends");
+            }
+        });
+        let (now, _) = load(server.child.id());
+        assert!(now - cpu < 2.0, "{} s of processor time", now - cpu);
+        for _ in 0..5 {
+            let error = server.event_of("error")["error"].as_str().unwrap().to_owned();
+            assert!(error.contains("said nothing for 5 s"), "{error}");
+        }
+        run_for(0, &["ping", &server.addr, "-c", "1"]);
+    }
+}
+
+/// A measurement that begins and then stands still.
+#[test]
+fn a_client_that_stops_in_a_measurement_is_dropped_and_not_spun_for() {
+    let mut server = Server::start(&[]);
+    let (cpu, _) = load(server.child.id());
+    runtime().block_on(async {
+        let dev = Device::open("tcp://127.0.0.1:0").unwrap();
+        let (pd, cq) = (dev.alloc_pd().unwrap(), dev.create_cq(16).unwrap());
+        let mr = pd.register(Region::alloc(64).unwrap(), Access::LOCAL_WRITE).unwrap();
+        let hello = b"UDMA\x01\x02\0\0\0\0\0\0\0\x01\x02\x01\0\0\x10\0\0\x09\x27\xc0";
+        let qp = dev.connect(&server.addr, &pd, QpInit::new(&cq), hello).await.unwrap();
+        qp.post_recv(RecvWr::new(1, [mr.slice(0..64)])).unwrap();
+        let mut begin = [0; 25];
+        begin[0] = 1;
+        qp.post_send(SendWr::inline(2, SendOp::Send, &begin)).unwrap();
+        tokio::time::timeout(Duration::from_secs(30), qp.closed()).await.expect("it ends");
+    });
+    let (now, _) = load(server.child.id());
+    assert!(now - cpu < 3.0, "{} s of processor time", now - cpu);
+    let error = server.event_of("error")["error"].as_str().unwrap().to_owned();
+    assert!(error.contains("nothing has moved for 5 s"), "{error}");
+}
+
+/// A measurement that the client breaks off: the server says why.
+#[test]
+fn a_measurement_that_is_broken_off_tells_why() {
+    let mut server = Server::start(&[]);
+    runtime().block_on(async {
+        let dev = Device::open("tcp://127.0.0.1:0").unwrap();
+        let (pd, cq) = (dev.alloc_pd().unwrap(), dev.create_cq(16).unwrap());
+        let hello = b"UDMA\x01\x02\0\0\0\0\0\0\0\x01\x02\x01\0\0\x10\0\0\x09\x27\xc0";
+        let qp = dev.connect(&server.addr, &pd, QpInit::new(&cq), hello).await.unwrap();
+        let mut begin = [0; 25];
+        begin[0] = 1;
+        // There is no receive for the answer.
+        qp.post_send(SendWr::inline(2, SendOp::Send, &begin)).unwrap();
+        tokio::time::timeout(Duration::from_secs(30), qp.closed()).await.expect("it ends");
+    });
+    let error = server.event_of("error")["error"].as_str().unwrap().to_owned();
+    assert!(error.contains("the peer sent a Terminate"), "{error}");
+}
+
+#[test]
+fn a_client_that_needs_more_memory_than_is_left_is_told_so() {
+    let mut server = Server::start(&["--max-memory", "64MiB"]);
+    let hello = b"UDMA\x01\x01\0\0\0\0\0\0\0\x01\x01\0\0\0\0\0\0\x01";
+    let answer = connect(&server.addr, hello).unwrap_err();
+    let text = String::from_utf8(answer[6..].to_vec()).unwrap();
+    assert!(text.contains("too little memory") && text.contains("of 64 MiB are left"), "{text}");
+    assert!(server.event_of("error")["error"].as_str().unwrap().contains("too little memory"));
+    run_for(0, &["ping", &server.addr, "-c", "1"]);
+    // What a client took is there again after it.
+    for _ in 0..3 {
+        let args = ["--op", "write", "--size", "8388608", "--bw", "--duration", "0.05"];
+        let mut all = vec!["perf", &server.addr];
+        all.extend(args);
+        run_for(0, &all);
+        assert_eq!(server.event_of("done")["ok"], true);
+    }
+}
+
+#[test]
+fn a_client_too_many_is_told_so() {
+    let mut server = Server::start(&["--max-clients", "1"]);
+    let slow = command(&["ping", &server.addr]).spawn().unwrap();
+    server.event_of("connected");
+    let why = "too many clients: at most 1 at a time";
+    let addr = server.addr.clone();
+    for args in [&["ping", &addr][..], &["perf", &addr, "--op", "write", "--size", "8", "--rate"]] {
+        let output = run_for(1, args);
+        assert!(stderr(&output).contains(why), "{}", stderr(&output));
+        assert_eq!(server.event_of("error")["error"], format!("rejected: {why}"));
+    }
+    signal(&slow, "INT");
+    assert!(finish(slow, &["ping"]).status.success());
+    server.event_of("done");
+    run_for(0, &["ping", &server.addr, "-c", "1"]);
+}
+
+#[test]
+fn an_idle_client_is_closed_in_order() {
+    for service in ["rping", "rdma-server"] {
+        let server = Server::start(&["--idle-timeout", "0.5", "--once", "--as", service]);
+        let reason = runtime().block_on(async {
+            let dev = Device::open("tcp://127.0.0.1:0").unwrap();
+            let (pd, cq) = (dev.alloc_pd().unwrap(), dev.create_cq(16).unwrap());
+            let qp = dev.connect(&server.addr, &pd, QpInit::new(&cq), b"").await.unwrap();
+            tokio::time::timeout(Duration::from_secs(30), qp.closed()).await.expect("it ends")
+        });
+        assert_eq!(reason, CloseReason::Graceful);
+        let (output, events) = server.wait();
+        assert_eq!(output.status.code(), Some(1));
+        let error = events.last().unwrap()["error"].as_str().unwrap();
+        assert!(error.contains("silent for longer than --idle-timeout"), "{error}");
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// How a client was served
+
+/// A start-up without CRC by hand, for what the library would never send.
+fn raw(addr: &str) -> TcpStream {
+    let mut tcp = TcpStream::connect(addr).unwrap();
+    tcp.write_all(b"MPA ID Req Frame\x10\x02\0\x04\0\x01\0\x01").unwrap();
+    let mut reply = [0; 24];
+    tcp.read_exact(&mut reply).unwrap();
+    assert!(reply.starts_with(b"MPA ID Rep Frame"));
+    tcp
+}
+
+#[test]
+fn a_broken_client_was_not_served_well() {
+    // A READ request to a key that nobody has, half an FPDU, a reset at once.
+    let mut wrong_key = vec![0, 46, 0x41, 0x41, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0];
+    wrong_key.extend([0; 8 + 4]);
+    wrong_key.extend([0, 0, 0, 8, 0, 0, 0, 77]);
+    wrong_key.extend([0; 8 + 4]);
+    for (octets, stay, why) in [
+        (&wrong_key[..], true, "the peer broke a rule"),
+        (&wrong_key[..20], false, "TCP was reset or lost"),
+    ] {
+        let server = Server::start(&["--once", "--crc", "off"]);
+        let mut tcp = raw(&server.addr);
+        tcp.write_all(octets).unwrap();
+        if stay {
+            let _ = tcp.read_to_end(&mut Vec::new());
+        }
+        drop(tcp);
+        let (output, events) = server.wait();
+        assert_eq!(output.status.code(), Some(1), "{events:?}");
+        let last = events.last().unwrap();
+        assert_eq!(last["event"], "error", "{last}");
+        assert!(last["error"].as_str().unwrap().contains(why), "{last}");
+    }
+    // In order, at a message boundary, even if there was no message.
+    let server = Server::start(&["--once", "--crc", "off"]);
+    drop(raw(&server.addr));
+    let (output, events) = server.wait();
+    assert!(output.status.success(), "{events:?}");
+    assert_eq!(events.last().unwrap()["closed"], "graceful");
+}
+
+/// A client whose process ends after a round: TCP is reset, nothing was under way. Before the first
+/// round it got nothing.
+#[test]
+fn a_reset_after_a_whole_round_is_told_and_is_no_failure() {
+    for rounds in [1, 0] {
+        let server = Server::start(&["--once"]);
+        runtime().block_on(async {
+            let dev = Device::open("tcp://127.0.0.1:0").unwrap();
+            let (pd, cq) = (dev.alloc_pd().unwrap(), dev.create_cq(16).unwrap());
+            let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
+            let mr = pd.register(Region::alloc(64).unwrap(), access).unwrap();
+            let qp = dev.connect(&server.addr, &pd, QpInit::new(&cq), b"").await.unwrap();
+            let mut advert = mr.remote(0).addr.to_be_bytes().to_vec();
+            advert.extend(mr.remote(0).rkey.0.to_be_bytes());
+            advert.extend(32_u32.to_be_bytes());
+            // Two adverts are a round: one is READ, the other written.
+            for _ in 0..2 * rounds {
+                qp.post_recv(RecvWr::new(1, [mr.slice(48..64)])).unwrap();
+                qp.post_send(SendWr::inline(2, SendOp::Send, &advert).unsignaled()).unwrap();
+                let wc = cq.next().await.unwrap();
+                assert!(wc.status.is_ok() && wc.id == 1, "{wc:?}");
+            }
+            // The server has to be back at its receive, which its last answer does not prove.
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            qp.abort();
+        });
+        let (output, events) = server.wait();
+        let last = events.last().unwrap();
+        if rounds == 1 {
+            assert!(output.status.success(), "{events:?}");
+            assert_eq!((&last["rounds"], &last["closed"]), (&1.into(), &"lost".into()), "{last}");
+        } else {
+            assert_eq!(output.status.code(), Some(1), "{events:?}");
+            let error = last["error"].as_str().unwrap();
+            assert!(error.contains("after 0 rounds") && error.contains("reset or lost"), "{last}");
+        }
+    }
+}
+
+#[test]
+fn a_mode_has_one_name_in_all_events() {
+    let mut server = Server::start(&[]);
+    run_for(0, &["ping", &server.addr, "-c", "1"]);
+    assert_eq!(server.event_of("connected")["mode"], "rping");
+    let done = server.event_of("done");
+    assert_eq!((&done["mode"], &done["closed"]), (&"rping".into(), &"graceful".into()));
+    let demo = b"UDMA\x01\x01\0\0\0\0\0\0\0\x01\0\0\0\x08\0\0\0\x01";
+    connect(&server.addr, demo).unwrap();
+    let connected = server.event_of("connected");
+    assert_eq!(connected["mode"], "demo");
+    assert_eq!((&connected["size"], &connected["count"]), (&8.into(), &1.into()));
+    assert_eq!(server.event_of("error")["mode"], "demo");
+}
+
+/// Nobody reads the events any more: the server ends, and the client it has is told.
+#[test]
+fn events_that_nobody_reads_are_an_error() {
+    let mut server = Server::start(&[]);
+    runtime().block_on(async {
+        let dev = Device::open("tcp://127.0.0.1:0").unwrap();
+        let (pd, cq) = (dev.alloc_pd().unwrap(), dev.create_cq(16).unwrap());
+        let first = dev.connect(&server.addr, &pd, QpInit::new(&cq), b"").await.unwrap();
+        server.event_of("connected");
+        server.lose_stdout();
+        let second = dev.connect(&server.addr, &pd, QpInit::new(&cq), b"").await.unwrap();
+        let reason = tokio::time::timeout(Duration::from_secs(30), first.closed()).await;
+        assert_eq!(reason.expect("it ends"), CloseReason::Graceful);
+        drop(second);
+    });
+    let (output, _) = server.wait();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("cannot write to stdout"), "{}", stderr(&output));
+    assert!(!stderr(&output).contains("panicked"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_ping_of_another_service_asks_whether_it_is_the_right_one() {
+    let server = Server::start(&["--as", "rdma-server"]);
+    let output = run_for(1, &["ping", &server.addr, "-c", "1"]);
+    assert!(stderr(&output).contains("is the peer an rping server"), "{}", stderr(&output));
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -275,6 +553,8 @@ fn a_peer_that_speaks_something_else_is_an_error() {
     for args in [&["ping", &addr][..], &["perf", &addr, "--op", "read", "--size", "8", "--rate"]] {
         let output = run_for(1, args);
         assert!(stderr(&output).contains(&addr), "{}", stderr(&output));
+        assert!(stderr(&output).contains("is `userdma serve`"), "{}", stderr(&output));
+        assert!(stderr(&output).contains("running there?"), "{}", stderr(&output));
     }
 }
 
@@ -447,6 +727,11 @@ fn wrong_arguments_are_usage_errors() {
         &["ping"][..],
         &["ping", "a b"],
         &["ping", "::1", "-s", "25"],
+        &["ping", "[::1]:0"],
+        &["serve", "--max-clients", "0"],
+        &["serve", "--max-memory", "1"],
+        &["serve", "--max-memory", "much"],
+        &["serve", "--idle-timeout", "-1"],
         &["ping", "::1", "-s", "65536"],
         &["ping", "::1", "-c", "0"],
         &["ping", "::1", "-i", "-1"],

@@ -50,8 +50,11 @@ pub enum Error {
     /// The object is not in a state that takes this call.
     #[error("{0}")]
     State(&'static str),
-    /// An awaited operation failed; the queue pair is in the error state.
-    #[error("{opcode} ended with: {status}")]
+    /// An awaited operation failed; the queue pair is in the error state. Where it was only flushed
+    /// ([`WcStatus::WR_FLUSH_ERR`]) something else ended the connection:
+    /// [`Qp::close_reason`](crate::Qp::close_reason) tells what, [`Qp::closed`](crate::Qp::closed)
+    /// waits for it.
+    #[error("{opcode} ended with: {status}{}", flush_hint(*status))]
     Wc {
         /// How it ended.
         status: WcStatus,
@@ -69,6 +72,11 @@ pub enum Error {
 
 /// What the calls of this crate return.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Where to look for the cause of a flush.
+fn flush_hint(status: WcStatus) -> &'static str {
+    if status == WcStatus::WR_FLUSH_ERR { " (Qp::close_reason tells why)" } else { "" }
+}
 
 impl Error {
     /// `context` says what was tried.
@@ -102,8 +110,38 @@ impl Error {
                 format!("cannot connect to {peer}: nothing listens there")
             }
             io::ErrorKind::TimedOut => format!("cannot connect to {peer}: no answer in time"),
+            io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => format!(
+                "cannot connect to {peer}: no way leads there (`ip route get {}` shows what was tried)",
+                peer.ip()
+            ),
             _ => format!("cannot connect to {peer}"),
         };
         Self::Io { context, source }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_refusal_says_that_nothing_listens() {
+        let peer: SocketAddr = "10.0.0.1:7174".parse().unwrap();
+        let text = |errno| Error::connect(peer, io::Error::from_raw_os_error(errno)).to_string();
+        assert!(text(libc::ECONNREFUSED).contains("nothing listens there"));
+        for errno in [libc::EHOSTUNREACH, libc::ENETUNREACH] {
+            let text = text(errno);
+            assert!(text.contains("no way leads there") && text.contains("route get 10.0.0.1`"));
+        }
+        for errno in [libc::EHOSTUNREACH, libc::ENETUNREACH, libc::ETIMEDOUT, libc::EACCES] {
+            assert!(!text(errno).contains("nothing listens"), "{}", text(errno));
+        }
+    }
+
+    #[test]
+    fn a_flush_points_to_its_cause() {
+        let wc = |status| Error::Wc { status, opcode: WcOpcode::SEND }.to_string();
+        assert!(wc(WcStatus::WR_FLUSH_ERR).contains("Qp::close_reason"));
+        assert!(!wc(WcStatus::REM_ACCESS_ERR).contains("close_reason"));
     }
 }

@@ -246,7 +246,8 @@ impl Qp {
         self.shared().ended.borrow().clone()
     }
 
-    /// Sends `sge`; done when its octets may be reused. That proves nothing at the peer.
+    /// Sends `sge`; done when its octets may be reused. That proves nothing at the peer: an answer of
+    /// its program does, and [`Qp::closed`] tells of a refusal.
     ///
     /// # Errors
     /// [`Error::Post`] where it was not taken, [`Error::Wc`] where it failed.
@@ -263,7 +264,10 @@ impl Qp {
         succeeded(self.completion(slot).await.0)
     }
 
-    /// Writes `sge` into the peer's memory; done when its octets may be reused.
+    /// Writes `sge` into the peer's memory; done when its octets may be reused. That proves nothing
+    /// at the peer, not even that the key was right: a refusal ends the connection, and
+    /// [`Qp::closed`] tells why. An answer to a later SEND, or a [`Qp::read`] behind it, proves that
+    /// it was placed.
     ///
     /// # Errors
     /// As [`Qp::send`].

@@ -41,6 +41,9 @@ impl HostPort {
                  10.0.0.1:7174, [::1]:7174, [fe80::1%eth0]:7174 or example.org:7174"
             ))
         };
+        if let Some((scheme, rest)) = text.split_once("://") {
+            return Err(bad(&format!("leave {scheme}:// out of the peer's address: {rest}")));
+        }
         let (host, port) = if let Some(rest) = text.strip_prefix('[') {
             let (host, after) =
                 rest.split_once(']').ok_or_else(|| bad("the bracket is not closed"))?;
@@ -197,6 +200,8 @@ mod tests {
             ("", "host is missing"),
             ("a b", "characters"),
             ("1:2:3", "IPv6"),
+            ("tcp://10.0.0.1:7174", "leave tcp:// out of the peer's address: 10.0.0.1:7174"),
+            ("tcp://[::1]:7174", "leave tcp:// out"),
         ] {
             let e = HostPort::parse(text).unwrap_err().to_string();
             assert!(e.contains(why) && e.contains("Expected HOST[:PORT]"), "{text}: {e}");
