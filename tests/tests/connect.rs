@@ -198,27 +198,12 @@ async fn a_peer_that_never_speaks_is_dropped_after_the_timeout() {
     drop(listener);
 }
 
+/// More strangers than there is room for, who connect and say nothing: the oldest makes room.
 #[tokio::test]
-async fn strangers_beyond_the_limit_are_refused_and_do_not_stop_the_listener() {
+async fn silent_strangers_do_not_lock_out_who_has_something_to_say() {
     let options = DeviceOptions { max_startups: 2, ..quick() };
     let (device, listener, addr) = listening("127.0.0.1", options).await;
-    let (first, second) = (TcpStream::connect(&addr).unwrap(), TcpStream::connect(&addr).unwrap());
-    let third = addr.clone();
-    let refused = tokio::task::spawn_blocking(move || {
-        let mut third = TcpStream::connect(third).unwrap();
-        third.read(&mut [0; 1])
-    });
-    match refused.await.unwrap() {
-        Ok(0) => {}
-        Err(e) if e.kind() == ErrorKind::ConnectionReset => {}
-        other => panic!("{other:?}"),
-    }
-    assert_eq!(device.stats().refused, 1);
-    drop((first, second));
-    // Once they are gone there is room again.
-    while device.stats().startup_lost < 2 {
-        tokio::task::yield_now().await;
-    }
+    let mut silent: Vec<_> = (0..8).map(|_| TcpStream::connect(&addr).unwrap()).collect();
     let (here, pd, cq) = side(quick(), "127.0.0.1");
     let accept = async {
         let request = listener.accept().await.unwrap();
@@ -226,6 +211,14 @@ async fn strangers_beyond_the_limit_are_refused_and_do_not_stop_the_listener() {
     };
     let (qp, _peer) = tokio::join!(here.connect(&addr, &pd, QpInit::new(&cq), b""), accept);
     assert_eq!(qp.unwrap().state(), QpState::Rts);
+    assert_eq!(device.stats().refused, 7, "of nine, two are kept at a time");
+    let mut oldest = silent.remove(0);
+    let dropped = tokio::task::spawn_blocking(move || oldest.read(&mut [0; 1]));
+    match dropped.await.unwrap() {
+        Ok(0) => {}
+        Err(e) if e.kind() == ErrorKind::ConnectionReset => {}
+        other => panic!("{other:?}"),
+    }
 }
 
 #[tokio::test]

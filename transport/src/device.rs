@@ -65,8 +65,8 @@ pub struct DeviceOptions {
     pub max_qps: usize,
     /// Registered regions at a time: 524,288 by default.
     pub max_regions: usize,
-    /// Start-ups that one listener has under way at a time; who comes when there are as many is
-    /// refused. 1024 by default.
+    /// Start-ups that one listener has under way at a time; when one more comes, the oldest is
+    /// dropped, which has said nothing for longest. 1024 by default.
     pub max_startups: usize,
     /// Connection requests that one listener keeps for [`Listener::accept`]; who comes when there
     /// are as many is refused. 128 by default.

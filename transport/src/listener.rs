@@ -1,6 +1,6 @@
 //! Listening: TCP connections come in, start MPA up, and become requests for the program.
 
-use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::VecDeque, fmt, net::SocketAddr, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use socket2::SockRef;
@@ -109,6 +109,8 @@ async fn take_connections(
     requests: mpsc::Sender<ConnRequest>,
 ) {
     let mut startups = JoinSet::new();
+    // In the order they came. Who has ended is let go of at the front.
+    let mut oldest: VecDeque<AbortHandle> = VecDeque::new();
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -119,12 +121,20 @@ async fn take_connections(
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
         };
-        if startups.len() >= device.options.max_startups {
+        while oldest.front().is_some_and(AbortHandle::is_finished) {
+            oldest.pop_front();
+        }
+        // Who has said nothing for longest makes room, so that strangers who say nothing do not
+        // lock out somebody who has something to say.
+        if oldest.len() >= device.options.max_startups.max(1)
+            && let Some(silent) = oldest.pop_front()
+        {
+            silent.abort();
             count(&device.counters.refused);
-            continue;
         }
         let options = *mpa.lock();
-        startups.spawn(receive_request(device.clone(), stream, peer, options, requests.clone()));
+        let startup = receive_request(device.clone(), stream, peer, options, requests.clone());
+        oldest.push_back(startups.spawn(startup));
     }
 }
 
