@@ -445,7 +445,9 @@ impl Default for Wc {
 ///    └── destroy ◄── ERR ◄┘
 /// ```
 ///
-/// Receives may be posted from INIT on, sends from RTS on. In ERR both are taken and flushed.
+/// Receives may be posted from INIT on, sends from RTS on. In ERR both are taken and flushed. A
+/// connection manager that moves a queue pair by itself, as iWARP's start-up does, shows INIT, RTS,
+/// SQD while it closes, and ERR.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum QpState {
     /// Made, nothing else.

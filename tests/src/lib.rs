@@ -1,6 +1,12 @@
 //! What the tests share: memory that is nothing but a vector, and two connections in virtual time.
 
-use std::{cell::RefCell, collections::BTreeMap, time::Duration};
+use std::{
+    cell::RefCell,
+    collections::BTreeMap,
+    io::Write,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use userdma_proto::{
     iwarp::{Completion, Config, Connection, Event, Shutdown, Transmit},
@@ -9,6 +15,22 @@ use userdma_proto::{
     verbs::{Access, Sge, Wc},
     wire::ids::{LKey, Qpn, RKey},
 };
+
+/// `path` of the material that lies beside the tree, in `$USERDMA_SHARED` or `../shared`. Where it
+/// is missing a line says so that begins with SKIPPED.
+pub fn shared(path: &str) -> Option<PathBuf> {
+    let root = std::env::var_os("USERDMA_SHARED")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared"), PathBuf::from);
+    let found = root.join(path);
+    if found.exists() {
+        return Some(found);
+    }
+    // Not by eprintln: what a passing test prints with that is not shown.
+    let line =
+        format!("SKIPPED: {} is missing; set USERDMA_SHARED to its folder\n", found.display());
+    std::io::stderr().write_all(line.as_bytes()).expect("stderr takes a line");
+    None
+}
 
 /// A small generator with a seed (xorshift64*), for inputs that can be made again.
 #[derive(Debug, Clone)]

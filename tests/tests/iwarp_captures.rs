@@ -14,17 +14,7 @@ use userdma_proto::wire::iwarp::{
     rdmap::Opcode,
     terminate::Terminate,
 };
-
-fn captures() -> Option<PathBuf> {
-    let shared = std::env::var_os("USERDMA_SHARED")
-        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared"), PathBuf::from);
-    let dir = shared.join("captures/kernel");
-    if dir.is_dir() {
-        return Some(dir);
-    }
-    eprintln!("SKIPPED: no captures at {} (set USERDMA_SHARED)", dir.display());
-    None
-}
+use userdma_tests::shared;
 
 /// One TCP segment: who to whom, its place in the stream, its octets, and whether it is a SYN.
 struct TcpSegment {
@@ -121,7 +111,7 @@ fn name(op: Opcode) -> String {
 
 #[test]
 fn every_fpdu_of_the_kernel_is_read_as_the_independent_decoder_reads_it() {
-    let Some(dir) = captures() else { return };
+    let Some(dir) = shared("captures/kernel") else { return };
     let mut names: Vec<PathBuf> = std::fs::read_dir(&dir)
         .expect("a readable folder")
         .map(|entry| entry.expect("an entry").path())

@@ -5,11 +5,7 @@
 //! The material is looked for in `$USERDMA_SHARED`, by default in `shared` beside the tree. Where
 //! it is missing a test says SKIPPED; the same vectors that matter most stand in proto's own tests.
 
-use std::{
-    fs,
-    io::Write,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::Path};
 
 use serde_json::Value;
 use userdma_proto::wire::{
@@ -21,26 +17,7 @@ use userdma_proto::wire::{
         terminate::Terminate,
     },
 };
-
-/// Reads `path` of the shared material, or says loudly that it is not there.
-fn shared(path: &str) -> Option<PathBuf> {
-    let root = match std::env::var_os("USERDMA_SHARED") {
-        Some(root) => PathBuf::from(root),
-        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared"),
-    };
-    let file = root.join(path);
-    if file.exists() {
-        return Some(file);
-    }
-    // Not by eprintln: what a passing test prints with that is not shown.
-    let line = format!(
-        "SKIPPED: {} is missing; set USERDMA_SHARED to its place
-",
-        file.display()
-    );
-    std::io::stderr().write_all(line.as_bytes()).expect("stderr takes a line");
-    None
-}
+use userdma_tests::shared;
 
 fn json(file: &Path) -> Value {
     let text = fs::read_to_string(file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
