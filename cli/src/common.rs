@@ -87,7 +87,7 @@ pub(crate) struct Common {
     /// iWARP: peer-to-peer start-up (RFC 6581), in which the responder may send first
     #[arg(long)]
     pub(crate) p2p: bool,
-    /// Say more: the data of a ping, what the start-up settled, counters at the end
+    /// Say more: what the start-up settled, counters at the end; ping and serve: the data
     #[arg(short, long)]
     pub(crate) verbose: bool,
 }

@@ -21,6 +21,9 @@ use userdma::{
 #[test]
 fn the_first_line_says_where_it_listens() {
     for (listen, addr) in [("127.0.0.1:0", "127.0.0.1"), ("[::1]:0", "::1"), ("localhost:0", "")] {
+        if addr == "::1" && !ipv6() {
+            continue;
+        }
         let server = Server::listen(listen, &[]);
         let first = &server.first;
         assert_eq!(first["event"], "listening");
@@ -609,10 +612,12 @@ fn ping_of_every_size_and_switch() {
 
 #[test]
 fn ping_over_ipv6_and_by_name() {
-    let server = Server::listen("[::1]:0", &["--once"]);
-    let output = run_for(0, &["ping", &server.addr, "-c", "2", "-i", "0"]);
-    assert!(stdout(&output).contains(&server.addr), "{}", stdout(&output));
-    assert!(server.wait().0.status.success());
+    if ipv6() {
+        let server = Server::listen("[::1]:0", &["--once"]);
+        let output = run_for(0, &["ping", &server.addr, "-c", "2", "-i", "0"]);
+        assert!(stdout(&output).contains(&server.addr), "{}", stdout(&output));
+        assert!(server.wait().0.status.success());
+    }
     let server = Server::listen("localhost:0", &["--once"]);
     let port = server.first["port"].to_string();
     run_for(0, &["ping", &format!("localhost:{port}"), "-c", "2", "-i", "0"]);

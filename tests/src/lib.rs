@@ -25,11 +25,23 @@ pub fn shared(path: &str) -> Option<PathBuf> {
     if found.exists() {
         return Some(found);
     }
-    // Not by eprintln: what a passing test prints with that is not shown.
-    let line =
-        format!("SKIPPED: {} is missing; set USERDMA_SHARED to its folder\n", found.display());
-    std::io::stderr().write_all(line.as_bytes()).expect("stderr takes a line");
+    skipped(&format!("{} is missing; set USERDMA_SHARED to its folder", found.display()));
     None
+}
+
+/// Whether this host has `::1`; a line says so where it has not.
+pub fn ipv6() -> bool {
+    let found = std::net::TcpListener::bind("[::1]:0").is_ok();
+    if !found {
+        skipped("this host has no ::1");
+    }
+    found
+}
+
+fn skipped(why: &str) {
+    // Not by eprintln: what a passing test prints with that is not shown.
+    let line = format!("SKIPPED: {why}\n");
+    std::io::stderr().write_all(line.as_bytes()).expect("stderr takes a line");
 }
 
 /// A small generator with a seed (xorshift64*), for inputs that can be made again.

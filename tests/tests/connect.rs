@@ -24,14 +24,14 @@ fn side(options: DeviceOptions, host: &str) -> (Device, userdma::Pd, userdma::Cq
 
 #[tokio::test]
 async fn private_data_and_depths_reach_the_other_side() {
-    let (_device, listener, addr) = listening("[::1]", quick()).await;
-    let (here, pd, cq) = side(quick(), "[::1]");
+    let (_device, listener, addr) = listening("127.0.0.1", quick()).await;
+    let (here, pd, cq) = side(quick(), "127.0.0.1");
     let ask = async {
         let init = QpInit { ird: 3, ord: 5, ..QpInit::new(&cq) };
         here.connect(&addr, &pd, init, b"question").await.unwrap()
     };
     let answer = async {
-        let (there, pd, cq) = side(quick(), "[::1]");
+        let (there, pd, cq) = side(quick(), "127.0.0.1");
         let request = listener.accept().await.unwrap();
         assert_eq!(request.private_data(), b"question");
         assert_eq!((request.ird(), request.ord(), request.revision()), (Some(3), Some(5), 2));
