@@ -11,7 +11,7 @@ use super::{
 use crate::{
     mem::Memory,
     time::Instant,
-    verbs::{PostError, QpState, RecvWr, SendWr, Wc, WcOpcode, WcStatus},
+    verbs::{PostError, QpState, RecvWr, SendWr, Wc, WcStatus},
     wire::iwarp::{
         fpdu::{self, Deframer},
         terminate::{TermCode, Terminate},
@@ -551,19 +551,6 @@ impl Connection {
         self.tx.flush();
         self.reap();
         self.flush_receives();
-    }
-
-    pub(super) fn flush_receives(&mut self) {
-        while let Some(recv) = self.rx.pop() {
-            let wc = Wc {
-                id: recv.wr.id,
-                status: WcStatus::WR_FLUSH_ERR,
-                opcode: WcOpcode::RECV,
-                qpn: self.config.scope.qpn,
-                ..Wc::default()
-            };
-            self.completions.push_back(Completion { tag: recv.tag, wc });
-        }
     }
 
     /// Moves send work that is done from the front of the queue to the completions, in order.

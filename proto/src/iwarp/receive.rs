@@ -10,9 +10,9 @@ use super::{
     send::{Awaited, Inbound, Outstanding, RTR_STAG, Stage, pieces},
 };
 use crate::{
-    mem::{AccessError, Memory},
+    mem::{AccessError, Memory, Scope},
     time::Instant,
-    verbs::{Access, Imm, Payload, PostError, RecvWr, Wc, WcOpcode, WcStatus},
+    verbs::{Access, Imm, Payload, PostError, RecvWr, Sge, Wc, WcOpcode, WcStatus},
     wire::{
         ids::{Msn, RKey},
         iwarp::{
@@ -70,10 +70,6 @@ impl Receiver {
         }
         self.queue.push_back(Receive { wr, tag, len });
         Ok(())
-    }
-
-    pub(super) fn pop(&mut self) -> Option<Receive> {
-        self.queue.pop_front()
     }
 
     /// Whether a SEND is half placed.
@@ -372,13 +368,7 @@ impl Connection {
         let Payload::Sges(sges) = &work.payload else {
             return Ok(());
         };
-        let mut data = data;
-        for sge in pieces(sges, offset, data.len() as u32) {
-            let (piece, rest) = data.split_at(sge.length as usize);
-            mem.write_local(scope, sge.lkey, sge.addr, piece)?;
-            data = rest;
-        }
-        Ok(())
+        scatter(sges, offset, data, scope, mem)
     }
 
     fn answered(&mut self, seq: Option<u64>) {
@@ -412,14 +402,9 @@ impl Connection {
         if len > receive.len - placed {
             return Err(Refusal::Receive(TermCode::DDP_UNTAGGED_TOO_LONG, WcStatus::LOC_LEN_ERR));
         }
-        let mut data = payload;
-        for sge in pieces(&receive.wr.sges, placed, len) {
-            let (piece, rest) = data.split_at(sge.length as usize);
-            if mem.write_local(self.config.scope, sge.lkey, sge.addr, piece).is_err() {
-                let code = TermCode::RDMAP_LOCAL_CATASTROPHIC;
-                return Err(Refusal::Receive(code, WcStatus::LOC_PROT_ERR));
-            }
-            data = rest;
+        if scatter(&receive.wr.sges, placed, payload, self.config.scope, mem).is_err() {
+            let code = TermCode::RDMAP_LOCAL_CATASTROPHIC;
+            return Err(Refusal::Receive(code, WcStatus::LOC_PROT_ERR));
         }
         self.stats.payload_received += u64::from(len);
         if !last {
@@ -478,9 +463,19 @@ impl Connection {
 
     /// Completes the receive at the front.
     fn complete_receive(&mut self, wc: Wc) {
-        if let Some(receive) = self.rx.pop() {
+        if let Some(receive) = self.rx.queue.pop_front() {
             let wc = Wc { id: receive.wr.id, qpn: self.config.scope.qpn, ..wc };
             self.completions.push_back(Completion { tag: receive.tag, wc });
+        }
+    }
+
+    pub(super) fn flush_receives(&mut self) {
+        while !self.rx.queue.is_empty() {
+            self.complete_receive(Wc {
+                status: WcStatus::WR_FLUSH_ERR,
+                opcode: WcOpcode::RECV,
+                ..Wc::default()
+            });
         }
     }
 
@@ -602,6 +597,22 @@ impl Connection {
             }
         }
     }
+}
+
+/// Stores `data` into the pieces of a scatter list, from `offset` of it on.
+fn scatter<M: Memory + ?Sized>(
+    sges: &[Sge],
+    offset: u32,
+    mut data: &[u8],
+    scope: Scope,
+    mem: &M,
+) -> Result<(), AccessError> {
+    for sge in pieces(sges, offset, data.len() as u32) {
+        let (piece, rest) = data.split_at(sge.length as usize);
+        mem.write_local(scope, sge.lkey, sge.addr, piece)?;
+        data = rest;
+    }
+    Ok(())
 }
 
 fn check_msn(header: &UntaggedHeader, expected: Msn) -> Result<(), Refusal> {

@@ -746,16 +746,9 @@ impl Connection {
             let _never_fails = self.put(header.as_bytes(), nothing, mem, out);
         } else if kind == RtrKinds::READ {
             let stag = self.tx.fresh_stag();
-            let msn = bump(&mut self.tx.request_msn);
-            let header =
-                UntaggedHeader::new(Opcode::READ_REQUEST, true, QN_READ_REQUEST, msn, 0, Stag(0));
             let request = ReadRequest::new((stag, 0), 0, (RTR_STAG, 0));
-            self.tx.outstanding.push_back(Outstanding {
-                seq: None,
-                kind: Awaited::Read { stag, size: 0, got: 0 },
-            });
-            let _never_fails =
-                self.put(header.as_bytes(), Source::Bytes(request.as_bytes()), mem, out);
+            let kind = Awaited::Read { stag, size: 0, got: 0 };
+            self.put_request(Opcode::READ_REQUEST, request.as_bytes(), None, kind, mem, out);
         } else {
             let header = TaggedHeader::new(Opcode::WRITE, true, RTR_STAG, 0);
             let _never_fails = self.put(header.as_bytes(), nothing, mem, out);
@@ -775,31 +768,12 @@ impl Connection {
             SendOp::Imm(imm) => self.transmit_immediate(index, imm.0, mem, out),
             SendOp::Read(remote) => self.transmit_read(now, index, remote, mem, out),
             SendOp::FetchAdd { remote, add, mask } => {
-                let request = AtomicRequest {
-                    opcode: u32::from(AtomicOpcode::FETCH_ADD.0).into(),
-                    request_id: 0.into(),
-                    stag: remote.rkey.0.into(),
-                    to: remote.addr.into(),
-                    add_swap_data: add.into(),
-                    add_swap_mask: mask.into(),
-                    // RFC 7306 §5.2.1: what an addition does not use.
-                    compare_data: 0.into(),
-                    compare_mask: u64::MAX.into(),
-                };
-                self.transmit_atomic(now, index, request, mem, out);
+                let op = AtomicOp::FetchAdd { add, mask };
+                self.transmit_atomic(now, index, remote, op, mem, out);
             }
             SendOp::CmpSwap { remote, compare, swap, compare_mask, swap_mask } => {
-                let request = AtomicRequest {
-                    opcode: u32::from(AtomicOpcode::CMP_SWAP.0).into(),
-                    request_id: 0.into(),
-                    stag: remote.rkey.0.into(),
-                    to: remote.addr.into(),
-                    add_swap_data: swap.into(),
-                    add_swap_mask: swap_mask.into(),
-                    compare_data: compare.into(),
-                    compare_mask: compare_mask.into(),
-                };
-                self.transmit_atomic(now, index, request, mem, out);
+                let op = AtomicOp::CmpSwap { compare, swap, compare_mask, swap_mask };
+                self.transmit_atomic(now, index, remote, op, mem, out);
             }
             SendOp::LocalInv(rkey) => match mem.invalidate(self.config.scope, rkey) {
                 Ok(()) => {
@@ -923,26 +897,19 @@ impl Connection {
         if !self.sink_is_writable(index, mem) {
             return self.fail_local(now, index, WcStatus::LOC_PROT_ERR);
         }
-        let stag = self.tx.fresh_stag();
-        let msn = bump(&mut self.tx.request_msn);
-        let work = &mut self.tx.queue[index];
-        work.msn = msn;
-        let size = work.len;
-        let header =
-            UntaggedHeader::new(Opcode::READ_REQUEST, true, QN_READ_REQUEST, msn, 0, Stag(0));
+        let (stag, size) = (self.tx.fresh_stag(), self.tx.queue[index].len);
         let request = ReadRequest::new((stag, 0), size, (remote.rkey.into(), remote.addr));
-        let seq = Some(self.tx.base + index as u64);
         let kind = Awaited::Read { stag, size, got: 0 };
-        self.tx.outstanding.push_back(Outstanding { seq, kind });
-        let _never_fails = self.put(header.as_bytes(), Source::Bytes(request.as_bytes()), mem, out);
-        self.finish_work(index, Stage::Awaiting);
+        let request = request.as_bytes();
+        self.put_request(Opcode::READ_REQUEST, request, Some(index), kind, mem, out);
     }
 
     fn transmit_atomic<M: Memory + ?Sized>(
         &mut self,
         now: Instant,
         index: usize,
-        mut request: AtomicRequest,
+        remote: RemoteAddr,
+        op: AtomicOp,
         mem: &M,
         out: &mut Transmit,
     ) {
@@ -951,17 +918,32 @@ impl Connection {
         }
         self.tx.request_id = self.tx.request_id.wrapping_add(1);
         let request_id = self.tx.request_id;
-        request.request_id = request_id.into();
-        let msn = bump(&mut self.tx.request_msn);
-        self.tx.queue[index].msn = msn;
-        // RFC 7306 §5.2: requests share the READ requests' queue.
-        let header =
-            UntaggedHeader::new(Opcode::ATOMIC_REQUEST, true, QN_READ_REQUEST, msn, 0, Stag(0));
-        let seq = Some(self.tx.base + index as u64);
+        let request = atomic_request(request_id, remote, op);
         let kind = Awaited::Atomic { request_id };
+        let request = request.as_bytes();
+        self.put_request(Opcode::ATOMIC_REQUEST, request, Some(index), kind, mem, out);
+    }
+
+    /// A READ or atomic request, which share a queue (RFC 7306 §5.2): for the work request at
+    /// `index`, or for nobody. From now on its answer is awaited.
+    fn put_request<M: Memory + ?Sized>(
+        &mut self,
+        opcode: Opcode,
+        request: &[u8],
+        index: Option<usize>,
+        kind: Awaited,
+        mem: &M,
+        out: &mut Transmit,
+    ) {
+        let msn = bump(&mut self.tx.request_msn);
+        let header = UntaggedHeader::new(opcode, true, QN_READ_REQUEST, msn, 0, Stag(0));
+        let seq = index.map(|index| self.tx.base + index as u64);
         self.tx.outstanding.push_back(Outstanding { seq, kind });
-        let _never_fails = self.put(header.as_bytes(), Source::Bytes(request.as_bytes()), mem, out);
-        self.finish_work(index, Stage::Awaiting);
+        let _never_fails = self.put(header.as_bytes(), Source::Bytes(request), mem, out);
+        if let Some(index) = index {
+            self.tx.queue[index].msn = msn;
+            self.finish_work(index, Stage::Awaiting);
+        }
     }
 
     fn sink_is_writable<M: Memory + ?Sized>(&mut self, index: usize, mem: &M) -> bool {
@@ -1072,6 +1054,27 @@ impl Connection {
                 self.terminate(now, terminate);
             }
         }
+    }
+}
+
+/// The request for `op` on the word at `remote`.
+fn atomic_request(request_id: u32, remote: RemoteAddr, op: AtomicOp) -> AtomicRequest {
+    let (code, data, mask, compare, compare_mask) = match op {
+        // RFC 7306 §5.2.1: what an addition does not use is 0 and all ones.
+        AtomicOp::FetchAdd { add, mask } => (AtomicOpcode::FETCH_ADD, add, mask, 0, u64::MAX),
+        AtomicOp::CmpSwap { compare, swap, compare_mask, swap_mask } => {
+            (AtomicOpcode::CMP_SWAP, swap, swap_mask, compare, compare_mask)
+        }
+    };
+    AtomicRequest {
+        opcode: u32::from(code.0).into(),
+        request_id: request_id.into(),
+        stag: remote.rkey.0.into(),
+        to: remote.addr.into(),
+        add_swap_data: data.into(),
+        add_swap_mask: mask.into(),
+        compare_data: compare.into(),
+        compare_mask: compare_mask.into(),
     }
 }
 
