@@ -429,13 +429,63 @@ impl Table {
     }
 }
 
-impl Memory for Table {
-    fn check_local(&self, scope: Scope, sge: Sge, access: Access) -> Result<(), AccessError> {
-        if sge.length == 0 {
+impl Table {
+    // A range of length zero passes every check and touches nothing, so its key is not looked at.
+
+    #[inline]
+    fn probe(
+        &self,
+        scope: Scope,
+        key: u32,
+        addr: u64,
+        len: u64,
+        need: Need,
+    ) -> Result<(), AccessError> {
+        if len == 0 {
             return Ok(());
         }
-        let len = u64::from(sge.length);
-        self.enter(scope, sge.lkey.0, sge.addr, len, Need::local(access)).map(drop)
+        self.enter(scope, key, addr, len, need).map(drop)
+    }
+
+    #[inline]
+    fn read(
+        &self,
+        scope: Scope,
+        key: u32,
+        addr: u64,
+        len: u64,
+        need: Need,
+        out: &mut Vec<u8>,
+    ) -> Result<(), AccessError> {
+        if len == 0 {
+            return Ok(());
+        }
+        let (held, off) = self.enter(scope, key, addr, len, need)?;
+        held.words().load_to_vec(off, len as usize, out);
+        Ok(())
+    }
+
+    #[inline]
+    fn write(
+        &self,
+        scope: Scope,
+        key: u32,
+        addr: u64,
+        data: &[u8],
+        need: Need,
+    ) -> Result<(), AccessError> {
+        if data.is_empty() {
+            return Ok(());
+        }
+        let (held, off) = self.enter(scope, key, addr, data.len() as u64, need)?;
+        held.words().store(off, data);
+        Ok(())
+    }
+}
+
+impl Memory for Table {
+    fn check_local(&self, scope: Scope, sge: Sge, access: Access) -> Result<(), AccessError> {
+        self.probe(scope, sge.lkey.0, sge.addr, sge.length.into(), Need::local(access))
     }
 
     fn check_remote(
@@ -446,20 +496,12 @@ impl Memory for Table {
         len: u64,
         access: Access,
     ) -> Result<(), AccessError> {
-        if len == 0 {
-            return Ok(());
-        }
-        self.enter(scope, rkey.0, addr, len, Need::remote(access)).map(drop)
+        self.probe(scope, rkey.0, addr, len, Need::remote(access))
     }
 
     fn read_local(&self, scope: Scope, sge: Sge, out: &mut Vec<u8>) -> Result<(), AccessError> {
-        if sge.length == 0 {
-            return Ok(());
-        }
-        let (len, need) = (u64::from(sge.length), Need::local(Access::empty()));
-        let (held, off) = self.enter(scope, sge.lkey.0, sge.addr, len, need)?;
-        held.words().load_to_vec(off, len as usize, out);
-        Ok(())
+        let need = Need::local(Access::empty());
+        self.read(scope, sge.lkey.0, sge.addr, sge.length.into(), need, out)
     }
 
     fn write_local(
@@ -469,13 +511,7 @@ impl Memory for Table {
         addr: u64,
         data: &[u8],
     ) -> Result<(), AccessError> {
-        if data.is_empty() {
-            return Ok(());
-        }
-        let (len, need) = (data.len() as u64, Need::local(Access::LOCAL_WRITE));
-        let (held, off) = self.enter(scope, lkey.0, addr, len, need)?;
-        held.words().store(off, data);
-        Ok(())
+        self.write(scope, lkey.0, addr, data, Need::local(Access::LOCAL_WRITE))
     }
 
     fn read_remote(
@@ -486,13 +522,7 @@ impl Memory for Table {
         len: u64,
         out: &mut Vec<u8>,
     ) -> Result<(), AccessError> {
-        if len == 0 {
-            return Ok(());
-        }
-        let need = Need::remote(Access::REMOTE_READ);
-        let (held, off) = self.enter(scope, rkey.0, addr, len, need)?;
-        held.words().load_to_vec(off, len as usize, out);
-        Ok(())
+        self.read(scope, rkey.0, addr, len, Need::remote(Access::REMOTE_READ), out)
     }
 
     fn write_remote(
@@ -502,13 +532,7 @@ impl Memory for Table {
         addr: u64,
         data: &[u8],
     ) -> Result<(), AccessError> {
-        if data.is_empty() {
-            return Ok(());
-        }
-        let (len, need) = (data.len() as u64, Need::remote(Access::REMOTE_WRITE));
-        let (held, off) = self.enter(scope, rkey.0, addr, len, need)?;
-        held.words().store(off, data);
-        Ok(())
+        self.write(scope, rkey.0, addr, data, Need::remote(Access::REMOTE_WRITE))
     }
 
     fn atomic(
