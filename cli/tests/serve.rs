@@ -21,7 +21,7 @@ use userdma::{
 #[test]
 fn the_first_line_says_where_it_listens() {
     for (listen, addr) in [("127.0.0.1:0", "127.0.0.1"), ("[::1]:0", "::1"), ("localhost:0", "")] {
-        if addr == "::1" && !ipv6() {
+        if addr == "::1" && !userdma_tests::ipv6() {
             continue;
         }
         let server = Server::listen(listen, &[]);
@@ -612,7 +612,7 @@ fn ping_of_every_size_and_switch() {
 
 #[test]
 fn ping_over_ipv6_and_by_name() {
-    if ipv6() {
+    if userdma_tests::ipv6() {
         let server = Server::listen("[::1]:0", &["--once"]);
         let output = run_for(0, &["ping", &server.addr, "-c", "2", "-i", "0"]);
         assert!(stdout(&output).contains(&server.addr), "{}", stdout(&output));

@@ -170,14 +170,3 @@ impl Drop for Server {
         let _ = self.child.wait();
     }
 }
-
-/// Whether this host has `::1`; a line says so where it has not.
-pub(crate) fn ipv6() -> bool {
-    let found = std::net::TcpListener::bind("[::1]:0").is_ok();
-    if !found {
-        // Not by eprintln: what a passing test prints with that is not shown.
-        let _ =
-            std::io::Write::write_all(&mut std::io::stderr(), b"SKIPPED: this host has no ::1\n");
-    }
-    found
-}
