@@ -198,6 +198,27 @@ async fn a_peer_that_never_speaks_is_dropped_after_the_timeout() {
     drop(listener);
 }
 
+/// Only start-ups under way count: a slow one stays while others come and go.
+#[tokio::test]
+async fn a_slow_start_up_is_not_dropped_for_those_that_have_ended() {
+    let options = DeviceOptions { max_startups: 3, ..quick() };
+    let (device, listener, addr) = listening("127.0.0.1", options).await;
+    let slow = TcpStream::connect(&addr).unwrap();
+    let (here, pd, cq) = side(quick(), "127.0.0.1");
+    for _ in 0..8 {
+        let accept = async {
+            let request = listener.accept().await.unwrap();
+            request.accept(&pd, QpInit::new(&cq), b"").await.unwrap()
+        };
+        let (qp, _peer) = tokio::join!(here.connect(&addr, &pd, QpInit::new(&cq), b""), accept);
+        qp.unwrap();
+    }
+    assert_eq!(device.stats().refused, 0);
+    slow.set_nonblocking(true).unwrap();
+    let e = (&slow).read(&mut [0; 1]).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::WouldBlock, "it is still there");
+}
+
 /// More strangers than there is room for, who connect and say nothing: the oldest makes room.
 #[tokio::test]
 async fn silent_strangers_do_not_lock_out_who_has_something_to_say() {

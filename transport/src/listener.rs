@@ -109,7 +109,7 @@ async fn take_connections(
     requests: mpsc::Sender<ConnRequest>,
 ) {
     let mut startups = JoinSet::new();
-    // In the order they came. Who has ended is let go of at the front.
+    // In the order they came. Who has ended is let go of when there seem to be too many.
     let mut oldest: VecDeque<AbortHandle> = VecDeque::new();
     loop {
         let accepted = tokio::select! {
@@ -121,12 +121,13 @@ async fn take_connections(
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
         };
-        while oldest.front().is_some_and(AbortHandle::is_finished) {
-            oldest.pop_front();
+        let max = device.options.max_startups.max(1);
+        if oldest.len() >= max {
+            oldest.retain(|startup| !startup.is_finished());
         }
         // Who has said nothing for longest makes room, so that strangers who say nothing do not
         // lock out somebody who has something to say.
-        if oldest.len() >= device.options.max_startups.max(1)
+        if oldest.len() >= max
             && let Some(silent) = oldest.pop_front()
         {
             silent.abort();
