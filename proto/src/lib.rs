@@ -9,6 +9,7 @@
 //! * [`mem`]: the [`mem::Memory`] trait, the only door from a state machine to registered bytes.
 //! * [`iwarp`]: MPA start-up, DDP queues and RDMAP operations of one iWARP connection
 //!   (RFC 5044, 5041, 5040, 6581, 7306).
+//! * `dissect` (feature of that name): captures, their frames, and what RDMA they carry.
 //!
 //! Nothing here opens a socket, reads a clock, spawns, locks or draws a random number: time,
 //! bytes, seeds and memory are arguments. The crate builds without `std` (it needs `alloc`).
@@ -16,9 +17,11 @@
 #![forbid(unsafe_code)]
 
 extern crate alloc;
-#[cfg(test)]
+#[cfg(any(test, feature = "dissect"))]
 extern crate std;
 
+#[cfg(feature = "dissect")]
+pub mod dissect;
 pub mod iwarp;
 pub mod mem;
 pub mod time;

@@ -5,8 +5,11 @@
 //! allocate nothing. Codes are open: an unknown value survives a parse.
 
 pub mod crc;
+pub mod ib;
 pub mod ids;
 pub mod iwarp;
+pub mod mad;
+pub mod roce;
 
 use core::fmt;
 
@@ -22,6 +25,20 @@ pub enum Layer {
     Ddp,
     /// RDMAP (RFC 5040, RFC 7306).
     Rdmap,
+    /// Local route header of native InfiniBand (IBTA vol. 1, 7.7).
+    Lrh,
+    /// Global route header (IBTA vol. 1, 8.3).
+    Grh,
+    /// Base transport header (IBTA vol. 1, 9.2), and the packet behind it as a whole.
+    Bth,
+    /// Extended transport header (IBTA vol. 1, 9.3): its name.
+    Eth(&'static str),
+    /// Invariant CRC (IBTA vol. 1, 7.8.1; for RoCEv2 annex A17).
+    Icrc,
+    /// Management datagram header (IBTA vol. 1, 13.4.3).
+    Mad,
+    /// Communication management message (IBTA vol. 1, 12.6).
+    Cm,
 }
 
 impl fmt::Display for Layer {
@@ -31,6 +48,13 @@ impl fmt::Display for Layer {
             Self::Mpa => "MPA",
             Self::Ddp => "DDP",
             Self::Rdmap => "RDMAP",
+            Self::Lrh => "LRH",
+            Self::Grh => "GRH",
+            Self::Bth => "BTH",
+            Self::Eth(name) => name,
+            Self::Icrc => "ICRC",
+            Self::Mad => "MAD",
+            Self::Cm => "CM message",
         })
     }
 }

@@ -1,0 +1,1 @@
+//! IP, and what it carries: UDP, TCP, tunnels.

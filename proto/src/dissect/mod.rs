@@ -1,0 +1,419 @@
+//! Captures: their frames, and what RDMA they carry.
+//!
+//! ```text
+//!   octets ──> capture::Reader ──> Record ──> Dissector ──> Frame
+//!              pcap, pcapng, gzip             link, IP, tunnels, fragments
+//!                                             ├── UDP 4791, 0x8915, LRH ──> Roce
+//!                                             └── TCP streams ──> MPA ──> Iwarp
+//! ```
+//!
+//! A [`Frame`] says everything there is to say about one frame of the capture, and owns it. It comes
+//! out of the [`Dissector`] in the capture's order, a little later than it went in: where a TCP
+//! stream may still turn out to be iWARP, frames wait for the verdict.
+
+pub mod capture;
+mod fragments;
+mod ip;
+mod link;
+mod mpa;
+mod roce;
+mod tcp;
+
+use alloc::{boxed::Box, collections::VecDeque, string::String, vec::Vec};
+use core::net::IpAddr;
+
+use smallvec::SmallVec;
+
+use crate::wire::{
+    ib::lrh::Lrh,
+    iwarp::{
+        ddp::{TaggedHeader, UntaggedHeader},
+        mpa::{Enhanced, StartFlags, StartKind},
+        rdmap::{AtomicRequest, AtomicResponse, Opcode, ReadRequest},
+        terminate::Terminate,
+    },
+    roce::{Headers, grh::Grh},
+};
+use capture::Record;
+
+/// A layer of a frame, by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Layer {
+    /// Ethernet II or IEEE 802.3.
+    Eth,
+    /// A VLAN tag, 802.1Q or 802.1ad; one a tag.
+    Vlan,
+    /// An MPLS label; one a label.
+    Mpls,
+    /// Linux cooked capture, version 1 or 2.
+    Sll,
+    /// BSD loopback, with either byte order.
+    Null,
+    /// Endace extensible record format.
+    Erf,
+    /// IEEE 802.2.
+    Llc,
+    /// ARP.
+    Arp,
+    /// IPv4.
+    Ipv4,
+    /// IPv6, its extension headers included.
+    Ipv6,
+    /// ICMP or ICMPv6.
+    Icmp,
+    /// UDP.
+    Udp,
+    /// TCP.
+    Tcp,
+    /// GRE.
+    Gre,
+    /// VXLAN.
+    Vxlan,
+    /// Geneve.
+    Geneve,
+    /// IEEE 802.3x pause.
+    Pause,
+    /// Priority flow control, IEEE 802.1Qbb.
+    Pfc,
+    /// InfiniBand local route header.
+    Lrh,
+    /// Global route header.
+    Grh,
+    /// InfiniBand transport.
+    Bth,
+    /// A management datagram.
+    Mad,
+    /// MPA, with DDP and RDMAP.
+    Mpa,
+    /// Something that is not looked into.
+    Data,
+}
+
+impl Layer {
+    /// As in JSON, such as `eth`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Eth => "eth",
+            Self::Vlan => "vlan",
+            Self::Mpls => "mpls",
+            Self::Sll => "sll",
+            Self::Null => "null",
+            Self::Erf => "erf",
+            Self::Llc => "llc",
+            Self::Arp => "arp",
+            Self::Ipv4 => "ipv4",
+            Self::Ipv6 => "ipv6",
+            Self::Icmp => "icmp",
+            Self::Udp => "udp",
+            Self::Tcp => "tcp",
+            Self::Gre => "gre",
+            Self::Vxlan => "vxlan",
+            Self::Geneve => "geneve",
+            Self::Pause => "pause",
+            Self::Pfc => "pfc",
+            Self::Lrh => "lrh",
+            Self::Grh => "grh",
+            Self::Bth => "bth",
+            Self::Mad => "mad",
+            Self::Mpa => "mpa",
+            Self::Data => "data",
+        }
+    }
+}
+
+/// The layers of a frame, outermost first.
+pub type Stack = SmallVec<[Layer; 12]>;
+
+/// One frame of a capture, decoded.
+#[derive(Debug, Clone)]
+pub struct Frame {
+    /// Its number in the capture, from 1.
+    pub number: u64,
+    /// When, in nanoseconds since 1970; `None` where the capture does not say.
+    pub time_ns: Option<i128>,
+    /// Octets on the wire.
+    pub len: u32,
+    /// Octets captured.
+    pub caplen: u32,
+    /// Its layers, outermost first.
+    pub stack: Stack,
+    /// The innermost addresses and ports.
+    pub ends: Option<Ends>,
+    /// The innermost IP header's fields that matter to RDMA.
+    pub ip: Option<IpInfo>,
+    /// The innermost TCP header.
+    pub tcp: Option<TcpInfo>,
+    /// RoCE packets: one, or several where a capture on a host shows a GSO train as one datagram.
+    pub roce: SmallVec<[Box<Roce>; 1]>,
+    /// What this frame completes of iWARP streams.
+    pub iwarp: Vec<Iwarp>,
+    /// A pause or PFC frame.
+    pub pause: Option<Pause>,
+    /// What is wrong below RoCE and iWARP.
+    pub error: Option<String>,
+}
+
+/// Who to whom.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ends {
+    /// Source. Of RoCEv1 and InfiniBand with a GRH: the source GID.
+    pub src: IpAddr,
+    /// Destination.
+    pub dst: IpAddr,
+    /// Source and destination port, where there are any.
+    pub ports: Option<(u16, u16)>,
+}
+
+/// Fields of an IP header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IpInfo {
+    /// Differentiated services code point, 6 bits.
+    pub dscp: u8,
+    /// ECN, 2 bits: 3 says that congestion was met.
+    pub ecn: u8,
+    /// Time to live, or hop limit.
+    pub ttl: u8,
+}
+
+/// Fields of a TCP header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TcpInfo {
+    /// Sequence number.
+    pub seq: u32,
+    /// Acknowledgement number; means something with ACK (0x10).
+    pub ack: u32,
+    /// FIN 1, SYN 2, RST 4, PSH 8, ACK 0x10, URG 0x20, ECE 0x40, CWR 0x80.
+    pub flags: u8,
+    /// Octets of payload on the wire.
+    pub payload_len: u32,
+}
+
+/// A pause frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pause {
+    /// Everything, for so many quanta of 512 bit times.
+    Link(u16),
+    /// Priorities: which are meant (bit n is priority n), and for how many quanta.
+    Priorities(u8, [u16; 8]),
+}
+
+/// Which RoCE.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Version {
+    /// EtherType 0x8915.
+    V1,
+    /// UDP.
+    V2,
+    /// Native InfiniBand.
+    Ib,
+}
+
+/// Whether a checksum is right.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum IcrcState {
+    /// It is.
+    Good,
+    /// It is not.
+    Bad,
+    /// It cannot be said: the packet was not captured whole.
+    Absent,
+}
+
+/// One RoCE or InfiniBand packet.
+#[derive(Debug, Clone)]
+pub struct Roce {
+    /// Which RoCE.
+    pub version: Version,
+    /// LRH of native InfiniBand.
+    pub lrh: Option<Lrh>,
+    /// GRH of RoCEv1 and of native InfiniBand that has one.
+    pub grh: Option<Grh>,
+    /// BTH and extended headers; `None` where not even the BTH is whole: `error` says so then.
+    pub headers: Option<Headers>,
+    /// Octets of payload on the wire, without pad.
+    pub payload_len: u32,
+    /// The ICRC.
+    pub icrc: IcrcState,
+    /// The VCRC of native InfiniBand.
+    pub vcrc: Option<IcrcState>,
+    /// A management datagram's octets, as captured (256 of a whole one); read it with
+    /// [`crate::wire::mad::Mad::parse`].
+    pub mad: Option<Box<[u8]>>,
+    /// What could not be decoded.
+    pub error: Option<String>,
+}
+
+/// What an iWARP stream carries.
+#[derive(Debug, Clone)]
+pub enum Iwarp {
+    /// A start-up frame.
+    Start(Box<Start>),
+    /// An FPDU.
+    Fpdu(Fpdu),
+    /// Why the stream cannot be followed from here on.
+    Error(String),
+}
+
+/// A start-up frame of MPA, owned; see [`crate::wire::iwarp::mpa::Start`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Start {
+    /// Request or reply.
+    pub kind: StartKind,
+    /// M, C, R, S.
+    pub flags: StartFlags,
+    /// Revision.
+    pub revision: u8,
+    /// Queue depths of revision 2.
+    pub enhanced: Option<Enhanced>,
+    /// IRD and ORD that a revision 1 program may have put into its private data, and whether in
+    /// little-endian order; a guess.
+    pub legacy_ird_ord: Option<(u32, u32)>,
+    /// The program's private data.
+    pub private_data: Vec<u8>,
+}
+
+/// State of an FPDU's CRC field.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CrcState {
+    /// It is the CRC.
+    Good,
+    /// It is neither the CRC nor zero. Without CRC in use that is allowed (RFC 5044 §7.1.1).
+    Bad,
+    /// It is zero.
+    Zero,
+}
+
+/// An FPDU and the DDP segment in it.
+#[derive(Debug, Clone)]
+pub struct Fpdu {
+    /// Length of the ULPDU.
+    pub ulpdu_len: u16,
+    /// Its CRC field.
+    pub crc: CrcState,
+    /// Whether the start-up put the CRC into use; `None` where it is not in the capture.
+    pub crc_in_use: Option<bool>,
+    /// Markers in this stream.
+    pub markers: Markers,
+    /// The DDP header; `None` where it is not whole: `error` says so then.
+    pub header: Option<DdpHeader>,
+    /// Octets behind the DDP header (RDMAP's own header included).
+    pub payload_len: u16,
+    /// RDMAP's own header, where the operation has one.
+    pub operation: Operation,
+    /// What could not be decoded, or is wrong.
+    pub error: Option<String>,
+}
+
+/// Markers of a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Markers {
+    /// There are none.
+    None,
+    /// Where RFC 5044 §4.3 has them.
+    Right,
+    /// Off their grid: followed all the same.
+    OffGrid,
+}
+
+/// The header of a DDP segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DdpHeader {
+    /// Named by STag and offset.
+    Tagged(TaggedHeader),
+    /// For the next buffer of a queue.
+    Untagged(UntaggedHeader),
+}
+
+impl DdpHeader {
+    /// What the message is.
+    pub const fn opcode(&self) -> Opcode {
+        match self {
+            Self::Tagged(header) => header.opcode(),
+            Self::Untagged(header) => header.opcode(),
+        }
+    }
+
+    /// L: the message's last segment.
+    pub const fn last(&self) -> bool {
+        match self {
+            Self::Tagged(header) => header.last(),
+            Self::Untagged(header) => header.last(),
+        }
+    }
+}
+
+/// RDMAP's own header.
+#[derive(Debug, Clone)]
+pub enum Operation {
+    /// The operation has none, or it is not whole.
+    None,
+    /// READ.
+    ReadRequest(ReadRequest),
+    /// Immediate data: 8 octets as a big-endian number.
+    Immediate(u64),
+    /// Atomic request.
+    AtomicRequest(AtomicRequest),
+    /// Atomic response.
+    AtomicResponse(AtomicResponse),
+    /// Terminate: as [`Terminate::parse`] reads it, and its octets as they are on the wire.
+    Terminate(Box<Terminate>, SmallVec<[u8; 52]>),
+}
+
+/// What a [`Dissector`] shall look for, and its bounds.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// UDP ports of RoCEv2: 4791 and what the user adds.
+    pub roce_ports: SmallVec<[u16; 4]>,
+    /// TCP streams that are followed at a time; beyond, the one silent for longest is given up.
+    pub max_streams: usize,
+    /// Octets that one stream may hold back (gaps, FPDUs that are not whole).
+    pub max_stream_octets: usize,
+    /// Octets that all fragments of IP datagrams may hold.
+    pub max_fragment_octets: usize,
+    /// Frames that wait for the verdict about a stream.
+    pub max_waiting: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            roce_ports: SmallVec::from_slice(&[crate::wire::roce::UDP_PORT]),
+            max_streams: 65_536,
+            max_stream_octets: 16 << 20,
+            max_fragment_octets: 16 << 20,
+            max_waiting: 1024,
+        }
+    }
+}
+
+/// Takes records in, gives frames out.
+#[derive(Debug)]
+pub struct Dissector {
+    options: Options,
+    streams: tcp::Streams,
+    fragments: fragments::Fragments,
+    waiting: VecDeque<Frame>,
+}
+
+impl Dissector {
+    /// One that has seen nothing.
+    pub fn new(_options: Options) -> Self {
+        unimplemented!()
+    }
+
+    /// Takes the capture's next frame. Then call [`Dissector::poll_frame`] until it has none.
+    pub fn handle_record(&mut self, _record: &Record<'_>) {
+        unimplemented!()
+    }
+
+    /// The next frame that nothing can be added to any more, in the capture's order.
+    pub fn poll_frame(&mut self) -> Option<Frame> {
+        unimplemented!()
+    }
+
+    /// There are no more records: frames that waited come out.
+    pub fn finish(&mut self) {
+        unimplemented!()
+    }
+}

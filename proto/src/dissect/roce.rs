@@ -1,0 +1,1 @@
+//! RoCE packets: of a datagram, which may be a whole train, and of a native frame.
