@@ -357,7 +357,7 @@ pub enum Operation {
     /// Atomic response.
     AtomicResponse(AtomicResponse),
     /// Terminate: as [`Terminate::parse`] reads it, and its octets as they are on the wire.
-    Terminate(Box<Terminate>, SmallVec<[u8; 52]>),
+    Terminate(Box<Terminate>, Vec<u8>),
 }
 
 /// What a [`Dissector`] shall look for, and its bounds.
