@@ -1,0 +1,2 @@
+#![cfg_attr(fuzzing, no_main)]
+userdma_fuzz::target!(iwarp_stream);
