@@ -7,13 +7,21 @@
 //! Under `cfg(fuzzing)` the checksums of received octets count as good, so that the fuzzer reaches
 //! the code behind them. Everything here holds with and without.
 
+mod both_ways;
 mod connection;
+mod file;
+mod mad;
+mod roce;
 mod start;
 mod stream;
 
 use arbitrary::Unstructured;
 
+pub use both_ways::encode_decode;
 pub use connection::iwarp_connection;
+pub use file::dissect_file;
+pub use mad::cm_mad;
+pub use roce::roce_packet;
 pub use start::mpa_start;
 pub use stream::iwarp_stream;
 
@@ -22,9 +30,13 @@ pub type Body = fn(&[u8]);
 
 /// Every target by name.
 pub const TARGETS: &[(&str, Body)] = &[
+    ("cm_mad", cm_mad),
+    ("dissect_file", dissect_file),
+    ("encode_decode", encode_decode),
     ("iwarp_connection", iwarp_connection),
     ("iwarp_stream", iwarp_stream),
     ("mpa_start", mpa_start),
+    ("roce_packet", roce_packet),
 ];
 
 /// The folder of this crate, which has `corpus/TARGET/` in it.
