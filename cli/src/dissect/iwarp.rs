@@ -315,23 +315,23 @@ mod tests {
     #[test]
     fn operations() {
         let one = |fpdu| told(vec![Iwarp::Fpdu(fpdu)]);
-        assert_eq!(one(fpdu(untagged(Opcode::SEND, 0, 3), 100)), "SEND  MSN 3  100 B");
+        assert_eq!(one(fpdu_of(untagged(Opcode::SEND, 0, 3), 100)), "SEND  MSN 3  100 B");
         let part = UntaggedHeader::new(Opcode::SEND_INV, false, 0, Msn(3), 1424, Stag(0x99));
         assert_eq!(
-            one(fpdu(DdpHeader::Untagged(part), 1424)),
+            one(fpdu_of(DdpHeader::Untagged(part), 1424)),
             "SEND_INV  MSN 3 at 1424  1424 B  revokes 0x00000099, more"
         );
         assert_eq!(
-            one(fpdu(tagged(Opcode::WRITE, true, 0x7000), 5)),
+            one(fpdu_of(tagged(Opcode::WRITE, true, 0x7000), 5)),
             "RDMA_WRITE  to 0x00001234:0x7000  5 B"
         );
-        let mut read = fpdu(untagged(Opcode::READ_REQUEST, 1, 1), 28);
+        let mut read = fpdu_of(untagged(Opcode::READ_REQUEST, 1, 1), 28);
         read.operation = Operation::ReadRequest(ReadRequest::new((Stag(5), 6), 7, (Stag(8), 9)));
         assert_eq!(one(read), "READ_REQUEST  MSN 1  7 B from 0x00000008:0x9 into 0x00000005:0x6");
-        let mut imm = fpdu(untagged(Opcode::IMMEDIATE, 0, 1), 8);
+        let mut imm = fpdu_of(untagged(Opcode::IMMEDIATE, 0, 1), 8);
         imm.operation = Operation::Immediate(0x1234);
         assert_eq!(one(imm), "IMMEDIATE  MSN 1  imm 0x0000000000001234");
-        let mut atomic = fpdu(untagged(Opcode::ATOMIC_REQUEST, 1, 1), 52);
+        let mut atomic = fpdu_of(untagged(Opcode::ATOMIC_REQUEST, 1, 1), 52);
         let mut request = AtomicRequest {
             opcode: 0.into(),
             request_id: 1.into(),
@@ -350,17 +350,17 @@ mod tests {
         (request.opcode, request.add_swap_mask) = (2.into(), u64::MAX.into());
         atomic.operation = Operation::AtomicRequest(request);
         assert!(one(atomic).ends_with("CMP_SWAP at 0x00000002:0x3, if 0x5 mask 0x6 then 0x4"));
-        let mut response = fpdu(untagged(Opcode::ATOMIC_RESPONSE, 3, 1), 12);
+        let mut response = fpdu_of(untagged(Opcode::ATOMIC_RESPONSE, 3, 1), 12);
         response.operation =
             Operation::AtomicResponse(AtomicResponse { request_id: 1.into(), original: 9.into() });
         assert_eq!(one(response), "ATOMIC_RESPONSE  MSN 1  id 0x00000001 was 0x9");
-        assert!(one(fpdu(untagged(Opcode(15), 0, 1), 3)).starts_with("opcode 0xf  MSN 1  3 B"));
+        assert!(one(fpdu_of(untagged(Opcode(15), 0, 1), 3)).starts_with("opcode 0xf  MSN 1  3 B"));
     }
 
     #[test]
     fn a_terminate_is_told_in_words() {
         let one = |octets: &[u8]| {
-            let mut end = fpdu(untagged(Opcode::TERMINATE, 2, 1), octets.len() as u16);
+            let mut end = fpdu_of(untagged(Opcode::TERMINATE, 2, 1), octets.len() as u16);
             end.operation =
                 Operation::Terminate(Box::new(Terminate::parse(octets).unwrap()), octets.to_vec());
             told(vec![Iwarp::Fpdu(end)])
@@ -379,8 +379,8 @@ mod tests {
 
     #[test]
     fn what_is_alike_is_told_once() {
-        let sends = (3..13).map(|msn| Iwarp::Fpdu(fpdu(untagged(Opcode::SEND, 0, msn), 8)));
-        let writes = (0..3).map(|i| Iwarp::Fpdu(fpdu(tagged(Opcode::WRITE, true, 8 * i), 8)));
+        let sends = (3..13).map(|msn| Iwarp::Fpdu(fpdu_of(untagged(Opcode::SEND, 0, msn), 8)));
+        let writes = (0..3).map(|i| Iwarp::Fpdu(fpdu_of(tagged(Opcode::WRITE, true, 8 * i), 8)));
         let mut all: Vec<_> = sends.chain(writes).collect();
         assert_eq!(
             told(all.clone()),
@@ -398,7 +398,11 @@ mod tests {
     #[test]
     fn a_crc_is_wrong_only_where_it_may_be_in_use() {
         let wrong = |crc, in_use| {
-            crc_is_wrong(&Fpdu { crc, crc_in_use: in_use, ..fpdu(untagged(Opcode::SEND, 0, 1), 0) })
+            crc_is_wrong(&Fpdu {
+                crc,
+                crc_in_use: in_use,
+                ..fpdu_of(untagged(Opcode::SEND, 0, 1), 0)
+            })
         };
         let all = [Some(true), None, Some(false)];
         assert_eq!(all.map(|in_use| wrong(CrcState::Good, in_use)), [false; 3]);
@@ -408,7 +412,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_followed_says_so() {
-        let mut broken = fpdu(untagged(Opcode::SEND, 0, 1), 0);
+        let mut broken = fpdu_of(untagged(Opcode::SEND, 0, 1), 0);
         broken.header = None;
         broken.ulpdu_len = 3;
         broken.error = Some("DDP: too short".into());

@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn a_frame_without_rdma_has_what_always_is_there() {
-        let mut bare = super::super::sample::frame(&[Layer::Eth, Layer::Arp], None);
+        let mut bare = bare_frame(&[Layer::Eth, Layer::Arp], None);
         (bare.ends, bare.ip, bare.time_ns) = (None, None, None);
         let want =
             json!({"frame": 7, "time_ns": null, "len": 74, "caplen": 74, "stack": ["eth", "arp"]});
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn a_write_with_all_that_a_bth_tells() {
-        let mut write = headers(0x0a);
+        let mut write = headers_of(0x0a);
         write.bth.flags = 0xf0;
         write.bth.ecn = 0xc0;
         write.bth.ack = 0x80;
@@ -168,7 +168,7 @@ mod tests {
             rkey: 0xdead_beef.into(),
             len: 4000.into(),
         });
-        let got = object(&roce_frame(roce(write, 1021)));
+        let got = object(&roce_frame(roce_of(write, 1021)));
         assert_eq!(
             got,
             json!({
@@ -190,9 +190,9 @@ mod tests {
     #[test]
     fn aeth_tells_kind_code_and_what_it_means() {
         let aeth = |syndrome| {
-            let mut ack = headers(0x11);
+            let mut ack = headers_of(0x11);
             ack.aeth = Some(Aeth { syndrome, msn: [0, 1, 2] });
-            object(&roce_frame(roce(ack, 0)))["roce"]["aeth"].clone()
+            object(&roce_frame(roce_of(ack, 0)))["roce"]["aeth"].clone()
         };
         let want = json!({"kind": "ACK", "code": 31, "credits": null, "syndrome": 31, "msn": 258});
         assert_eq!(aeth(0x1f), want);
@@ -207,13 +207,13 @@ mod tests {
 
     #[test]
     fn unknown_opcodes_and_missing_headers_keep_their_keys() {
-        let got = object(&roce_frame(roce(headers(0xe5), 4)));
+        let got = object(&roce_frame(roce_of(headers_of(0xe5), 4)));
         assert_eq!(
             (&got["roce"]["opcode"], &got["roce"]["opcode_value"]),
             (&json!("0xe5"), &json!(0xe5))
         );
         let whole = got["roce"].as_object().unwrap().clone();
-        let mut broken = roce(headers(0), 0);
+        let mut broken = roce_of(headers_of(0), 0);
         (broken.headers, broken.icrc) = (None, IcrcState::Absent);
         broken.error = Some("BTH: at offset 0: 12 octets needed, 3 found".into());
         let got = object(&roce_frame(broken));
@@ -228,15 +228,15 @@ mod tests {
 
     #[test]
     fn the_rest_of_a_train_is_a_list() {
-        let mut train = roce_frame(roce(headers(0x00), 1024));
-        let mut second = headers(0x13);
+        let mut train = roce_frame(roce_of(headers_of(0x00), 1024));
+        let mut second = headers_of(0x13);
         second.atomic_eth = Some(AtomicEth {
             va: 8.into(),
             rkey: 1.into(),
             swap_add: 2.into(),
             compare: u64::MAX.into(),
         });
-        train.roce.push(Box::new(roce(second, 0)));
+        train.roce.push(Box::new(roce_of(second, 0)));
         let got = object(&train);
         assert_eq!(got["roce"]["opcode"], "RC_SEND_FIRST");
         let more = got["roce_more"].as_array().unwrap();
@@ -248,13 +248,13 @@ mod tests {
 
     #[test]
     fn fpdus_have_either_form_of_place() {
-        let mut read = fpdu(untagged(Opcode::READ_REQUEST, 1, 3), 28);
+        let mut read = fpdu_of(untagged(Opcode::READ_REQUEST, 1, 3), 28);
         read.operation = Operation::ReadRequest(ReadRequest::new(
             (userdma_proto::wire::ids::Stag(5), 6),
             7,
             (userdma_proto::wire::ids::Stag(8), 9),
         ));
-        let mut write = fpdu(tagged(Opcode::WRITE, false, 0x1_0000_0000), 100);
+        let mut write = fpdu_of(tagged(Opcode::WRITE, false, 0x1_0000_0000), 100);
         (write.crc, write.crc_in_use) = (CrcState::Bad, None);
         write.markers = Markers::OffGrid;
         let found = vec![Iwarp::Fpdu(read), Iwarp::Fpdu(write), Iwarp::Error("lost".into())];
@@ -286,7 +286,7 @@ mod tests {
             0x11, 0, 3, 0, 0, 0x64, 0xc1, 0x40, 0x23, 0x40, 0xa4, 0, 0, 0, 0x7f, 0x71, 0x2c, 9,
             0x70, 0,
         ];
-        let mut end = fpdu(untagged(Opcode::TERMINATE, 2, 1), 20);
+        let mut end = fpdu_of(untagged(Opcode::TERMINATE, 2, 1), 20);
         end.operation =
             Operation::Terminate(Box::new(Terminate::parse(&octets).unwrap()), octets.to_vec());
         let got = object(&iwarp_frame(vec![Iwarp::Fpdu(end)]));
@@ -307,7 +307,7 @@ mod tests {
 
     #[test]
     fn pauses() {
-        let mut paused = super::super::sample::frame(&[Layer::Eth, Layer::Pause], None);
+        let mut paused = bare_frame(&[Layer::Eth, Layer::Pause], None);
         (paused.ends, paused.ip) = (None, None);
         paused.pause = Some(Pause::Link(65535));
         assert_eq!(object(&paused)["pause"], json!({"quanta": 65535}));

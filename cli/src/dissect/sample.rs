@@ -25,7 +25,7 @@ pub(super) fn written(write: impl FnOnce(&mut Line)) -> String {
 }
 
 /// Frame 7, 1.5 s after 1970, 10.0.0.1 to 10.0.0.2, with nothing in it.
-pub(super) fn frame(layers: &[Layer], ports: Option<(u16, u16)>) -> Frame {
+pub(super) fn bare_frame(layers: &[Layer], ports: Option<(u16, u16)>) -> Frame {
     Frame {
         number: 7,
         time_ns: Some(1_500_000_000),
@@ -44,13 +44,14 @@ pub(super) fn frame(layers: &[Layer], ports: Option<(u16, u16)>) -> Frame {
 
 /// A frame with this RoCEv2 packet.
 pub(super) fn roce_frame(roce: Roce) -> Frame {
-    let mut frame = frame(&[Layer::Eth, Layer::Ipv4, Layer::Udp, Layer::Bth], Some((49_152, 4791)));
+    let mut frame =
+        bare_frame(&[Layer::Eth, Layer::Ipv4, Layer::Udp, Layer::Bth], Some((49_152, 4791)));
     frame.roce.push(Box::new(roce));
     frame
 }
 
 /// A BTH for queue pair 0x12 with PSN 100.
-pub(super) fn headers(opcode: u8) -> Headers {
+pub(super) fn headers_of(opcode: u8) -> Headers {
     Headers::new(Bth {
         opcode,
         flags: 0x40,
@@ -63,7 +64,7 @@ pub(super) fn headers(opcode: u8) -> Headers {
 }
 
 /// A RoCEv2 packet with a good ICRC.
-pub(super) fn roce(headers: Headers, payload_len: u32) -> Roce {
+pub(super) fn roce_of(headers: Headers, payload_len: u32) -> Roce {
     Roce {
         version: Version::V2,
         lrh: None,
@@ -79,7 +80,7 @@ pub(super) fn roce(headers: Headers, payload_len: u32) -> Roce {
 
 /// A frame of a TCP connection with this in it.
 pub(super) fn iwarp_frame(found: Vec<Iwarp>) -> Frame {
-    let mut frame = frame(&[Layer::Eth, Layer::Ipv4, Layer::Tcp], Some((40_000, 7174)));
+    let mut frame = bare_frame(&[Layer::Eth, Layer::Ipv4, Layer::Tcp], Some((40_000, 7174)));
     frame.tcp = Some(TcpInfo { seq: 1000, ack: 2000, flags: 0x18, payload_len: 100 });
     if !found.is_empty() {
         frame.stack.push(Layer::Mpa);
@@ -89,7 +90,7 @@ pub(super) fn iwarp_frame(found: Vec<Iwarp>) -> Frame {
 }
 
 /// An FPDU of a connection without CRC.
-pub(super) fn fpdu(header: DdpHeader, payload_len: u16) -> Fpdu {
+pub(super) fn fpdu_of(header: DdpHeader, payload_len: u16) -> Fpdu {
     let header_len = if matches!(header, DdpHeader::Tagged(_)) { 14 } else { 18 };
     Fpdu {
         ulpdu_len: payload_len + header_len,

@@ -815,30 +815,30 @@ mod tests {
     }
 
     fn packet(headers: Headers, payload_len: u32) -> String {
-        told(&roce_frame(roce(headers, payload_len)))
+        told(&roce_frame(roce_of(headers, payload_len)))
     }
 
     fn with_reth(opcode: u8, len: u32) -> Headers {
         let reth = Reth { va: 0x7f00_0000_1000.into(), rkey: 0xabcd.into(), len: len.into() };
-        Headers { reth: Some(reth), ..headers(opcode) }
+        Headers { reth: Some(reth), ..headers_of(opcode) }
     }
 
     fn with_aeth(opcode: u8, syndrome: u8) -> Headers {
-        Headers { aeth: Some(Aeth { syndrome, msn: [0, 0, 5] }), ..headers(opcode) }
+        Headers { aeth: Some(Aeth { syndrome, msn: [0, 0, 5] }), ..headers_of(opcode) }
     }
 
     #[test]
     fn requests() {
-        let mut send = headers(0x04);
+        let mut send = headers_of(0x04);
         (send.bth.flags, send.bth.ack) = (0xf0, 0x80);
         assert_eq!(
             packet(send, 37),
             "QP 0x000012  RC_SEND_ONLY        PSN 100       37 B  [SE A pad 3]"
         );
-        let mut send = headers(0x17);
+        let mut send = headers_of(0x17);
         send.ieth = Some(Ieth { rkey: 0x77.into() });
         assert!(packet(send, 8).ends_with("8 B  revokes rkey 0x00000077"), "{}", packet(send, 8));
-        let mut send = headers(0x65);
+        let mut send = headers_of(0x65);
         send.deth = Some(Deth { qkey: 0x1111_1111.into(), reserved: 0, src_qp: [0, 0, 0x34] });
         send.immdt = Some(ImmDt { data: 5.into() });
         assert!(
@@ -852,7 +852,7 @@ mod tests {
         assert!(read.ends_with("  100 B from 0x7f0000001000 rkey 0x0000abcd"), "{read}");
         let atomic =
             AtomicEth { va: 0x10.into(), rkey: 1.into(), swap_add: 2.into(), compare: 3.into() };
-        let atomic = |opcode| Headers { atomic_eth: Some(atomic), ..headers(opcode) };
+        let atomic = |opcode| Headers { atomic_eth: Some(atomic), ..headers_of(opcode) };
         let told = packet(atomic(0x13), 0);
         assert!(told.ends_with("  at 0x10 rkey 0x00000001, if 0x3 then 0x2"), "{told}");
         let told = packet(atomic(0x14), 0);
@@ -885,22 +885,22 @@ mod tests {
 
     #[test]
     fn congestion_and_what_is_wrong() {
-        let mut cnp = headers(0x81);
+        let mut cnp = headers_of(0x81);
         cnp.bth.ecn = 0x40;
         let told_cnp = packet(cnp, 16);
         assert!(told_cnp.ends_with("congestion: slow down  [BECN]"), "{told_cnp}");
-        let mut marked = roce_frame(roce(headers(0x04), 8));
+        let mut marked = roce_frame(roce_of(headers_of(0x04), 8));
         marked.ip = Some(userdma_proto::dissect::IpInfo { dscp: 0, ecn: 3, ttl: 64 });
         assert!(told(&marked).starts_with("ECN CE  QP 0x000012"), "{}", told(&marked));
-        let mut bad = roce(headers(0x04), 8);
+        let mut bad = roce_of(headers_of(0x04), 8);
         bad.icrc = IcrcState::Bad;
         bad.error = Some("it is odd".into());
         let bad = told(&roce_frame(bad));
         assert!(bad.ends_with("8 B  ICRC BAD  error: it is odd"), "{bad}");
-        let mut cut = roce(headers(0x04), 8);
+        let mut cut = roce_of(headers_of(0x04), 8);
         cut.icrc = IcrcState::Absent;
         assert!(told(&roce_frame(cut)).ends_with("8 B  ICRC not captured"));
-        let mut odd = headers(0xe5);
+        let mut odd = headers_of(0xe5);
         (odd.bth.flags, odd.bth.pkey) = (0x41, 0x1234.into());
         assert_eq!(
             packet(odd, 8),
@@ -910,7 +910,7 @@ mod tests {
 
     #[test]
     fn colours_stand_where_something_is_wrong() {
-        let mut bad = roce(headers(0x04), 8);
+        let mut bad = roce_of(headers_of(0x04), 8);
         bad.icrc = IcrcState::Bad;
         let mut line = Line::new(true);
         Text::new(Time::Epoch, false).frame(&mut line, &roce_frame(bad));
@@ -922,9 +922,9 @@ mod tests {
     #[test]
     fn trains_tell_what_is_alike_once() {
         let packet = |opcode, psn: u8, payload_len| {
-            let mut headers = headers(opcode);
+            let mut headers = headers_of(opcode);
             headers.bth.psn = [0, 0, psn];
-            Box::new(roce(headers, payload_len))
+            Box::new(roce_of(headers, payload_len))
         };
         let mut train = roce_frame(*packet(0x00, 1, 1024));
         train.roce.extend((2..10).map(|psn| packet(0x01, psn, 1024)));
@@ -943,7 +943,7 @@ mod tests {
     fn times() {
         let mut text = Text::new(Time::Relative, false);
         let mut at = |text: &mut Text, time_ns| {
-            let frame = Frame { time_ns, ..frame(&[Layer::Eth], None) };
+            let frame = Frame { time_ns, ..bare_frame(&[Layer::Eth], None) };
             let line = written(|line| text.frame(line, &frame));
             line[6..].split("  10.0.0.1").next().unwrap().to_owned()
         };
@@ -975,7 +975,7 @@ mod tests {
             ports: Some((1, 2)),
         });
         assert!(line(&tcp).contains("[fe80::1]:1 > [fe80::2]:2  vlan TCP PSH"), "{}", line(&tcp));
-        let mut arp = frame(&[Layer::Eth, Layer::Arp], None);
+        let mut arp = bare_frame(&[Layer::Eth, Layer::Arp], None);
         arp.ends = None;
         assert_eq!(line(&arp), "     7     1.500000    eth arp  74 B\n");
         arp.error = Some("cut".into());
@@ -984,7 +984,7 @@ mod tests {
 
     #[test]
     fn pause_frames() {
-        let mut frame = frame(&[Layer::Eth, Layer::Pause], None);
+        let mut frame = bare_frame(&[Layer::Eth, Layer::Pause], None);
         frame.pause = Some(Pause::Link(65535));
         assert_eq!(told(&frame), "PAUSE  stop for 65535 quanta");
         frame.pause = Some(Pause::Link(0));
@@ -1006,7 +1006,7 @@ mod tests {
 
     #[test]
     fn every_field_stands_below_the_line() {
-        let mut write = roce(with_reth(0x0a, 100), 100);
+        let mut write = roce_of(with_reth(0x0a, 100), 100);
         write.icrc = IcrcState::Bad;
         let lines = written(|line| Text::new(Time::Epoch, true).frame(line, &roce_frame(write)));
         for line in [
