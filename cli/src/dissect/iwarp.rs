@@ -29,7 +29,10 @@ pub(super) fn found(line: &mut Line, all: &[Iwarp]) {
                 run += rest.windows(2).take_while(|pair| continues(&pair[0], &pair[1])).count();
                 fpdu(line, found, run as u64);
             }
-            Iwarp::Error(error) => wrong(line, "error: ", error),
+            Iwarp::Error(error) => line.paint(Style::Bad, |line| {
+                line.text("error: ");
+                line.text(error);
+            }),
         }
         rest = &rest[run..];
     }
@@ -258,5 +261,165 @@ fn terminate(line: &mut Line, terminate: &Terminate, octets: &[u8]) {
             line.display(rfc);
             line.byte(b')');
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::sample::*, *};
+    use userdma_proto::wire::{
+        ids::{Msn, Stag},
+        iwarp::{
+            ddp::UntaggedHeader,
+            mpa::Enhanced,
+            rdmap::{AtomicResponse, Opcode, ReadRequest},
+        },
+    };
+
+    fn told(all: Vec<Iwarp>) -> String {
+        written(|line| found(line, &all))
+    }
+
+    #[test]
+    fn start_up() {
+        let mut request = Start {
+            kind: StartKind::Request,
+            flags: StartFlags::ENHANCED | StartFlags::CRC,
+            revision: 2,
+            enhanced: Some(Enhanced { ird: 8, ord: 16, ..Enhanced::default() }),
+            legacy_ird_ord: None,
+            private_data: b"hello".to_vec(),
+        };
+        let one = |start: &Start| told(vec![Iwarp::Start(Box::new(start.clone()))]);
+        assert_eq!(
+            one(&request),
+            "MPA request  revision 2, CRC, no markers, IRD 8, ORD 16  private data \"hello\""
+        );
+        let enhanced = request.enhanced.as_mut().unwrap();
+        (enhanced.peer_to_peer, enhanced.rtr_write, enhanced.rtr_read) = (true, true, true);
+        assert!(one(&request).contains("ORD 16, peer to peer by WRITE READ  private"));
+        let reply = Start {
+            kind: StartKind::Reply,
+            flags: StartFlags::REJECT | StartFlags::MARKERS,
+            revision: 1,
+            enhanced: None,
+            legacy_ird_ord: Some((1, 2)),
+            private_data: Vec::new(),
+        };
+        assert_eq!(
+            one(&reply),
+            "MPA reply  revision 1, REJECTED, no CRC, markers, perhaps IRD 1, ORD 2"
+        );
+    }
+
+    #[test]
+    fn operations() {
+        let one = |fpdu| told(vec![Iwarp::Fpdu(fpdu)]);
+        assert_eq!(one(fpdu_of(untagged(Opcode::SEND, 0, 3), 100)), "SEND  MSN 3  100 B");
+        let part = UntaggedHeader::new(Opcode::SEND_INV, false, 0, Msn(3), 1424, Stag(0x99));
+        assert_eq!(
+            one(fpdu_of(DdpHeader::Untagged(part), 1424)),
+            "SEND_INV  MSN 3 at 1424  1424 B  revokes 0x00000099, more"
+        );
+        assert_eq!(
+            one(fpdu_of(tagged(Opcode::WRITE, true, 0x7000), 5)),
+            "RDMA_WRITE  to 0x00001234:0x7000  5 B"
+        );
+        let mut read = fpdu_of(untagged(Opcode::READ_REQUEST, 1, 1), 28);
+        read.operation = Operation::ReadRequest(ReadRequest::new((Stag(5), 6), 7, (Stag(8), 9)));
+        assert_eq!(one(read), "READ_REQUEST  MSN 1  7 B from 0x00000008:0x9 into 0x00000005:0x6");
+        let mut imm = fpdu_of(untagged(Opcode::IMMEDIATE, 0, 1), 8);
+        imm.operation = Operation::Immediate(0x1234);
+        assert_eq!(one(imm), "IMMEDIATE  MSN 1  imm 0x0000000000001234");
+        let mut atomic = fpdu_of(untagged(Opcode::ATOMIC_REQUEST, 1, 1), 52);
+        let mut request = AtomicRequest {
+            opcode: 0.into(),
+            request_id: 1.into(),
+            stag: 2.into(),
+            to: 3.into(),
+            add_swap_data: 4.into(),
+            add_swap_mask: 0.into(),
+            compare_data: 5.into(),
+            compare_mask: 6.into(),
+        };
+        atomic.operation = Operation::AtomicRequest(request);
+        assert_eq!(
+            one(atomic.clone()),
+            "ATOMIC_REQUEST  MSN 1  id 0x00000001 FETCH_ADD at 0x00000002:0x3, add 0x4"
+        );
+        (request.opcode, request.add_swap_mask) = (2.into(), u64::MAX.into());
+        atomic.operation = Operation::AtomicRequest(request);
+        assert!(one(atomic).ends_with("CMP_SWAP at 0x00000002:0x3, if 0x5 mask 0x6 then 0x4"));
+        let mut response = fpdu_of(untagged(Opcode::ATOMIC_RESPONSE, 3, 1), 12);
+        response.operation =
+            Operation::AtomicResponse(AtomicResponse { request_id: 1.into(), original: 9.into() });
+        assert_eq!(one(response), "ATOMIC_RESPONSE  MSN 1  id 0x00000001 was 0x9");
+        assert!(one(fpdu_of(untagged(Opcode(15), 0, 1), 3)).starts_with("opcode 0xf  MSN 1  3 B"));
+    }
+
+    #[test]
+    fn a_terminate_is_told_in_words() {
+        let one = |octets: &[u8]| {
+            let mut end = fpdu_of(untagged(Opcode::TERMINATE, 2, 1), octets.len() as u16);
+            end.operation =
+                Operation::Terminate(Box::new(Terminate::parse(octets).unwrap()), octets.to_vec());
+            told(vec![Iwarp::Fpdu(end)])
+        };
+        assert_eq!(
+            one(&[0x01, 0x01, 0, 0]),
+            "TERMINATE  MSN 1  RDMAP remote protection error: base or bounds violation"
+        );
+        // siw's MPA CRC error.
+        assert_eq!(
+            one(&[0x02, 0x02, 0, 0]),
+            "TERMINATE  MSN 1  MPA error: CRC mismatch  \
+             (siw's form; by RFC 5040 it would be RDMAP remote operation error: code 0x02)"
+        );
+    }
+
+    #[test]
+    fn what_is_alike_is_told_once() {
+        let sends = (3..13).map(|msn| Iwarp::Fpdu(fpdu_of(untagged(Opcode::SEND, 0, msn), 8)));
+        let writes = (0..3).map(|i| Iwarp::Fpdu(fpdu_of(tagged(Opcode::WRITE, true, 8 * i), 8)));
+        let mut all: Vec<_> = sends.chain(writes).collect();
+        assert_eq!(
+            told(all.clone()),
+            "SEND x 10  MSN 3..12  8 B each | RDMA_WRITE x 3  to 0x00001234:0x0...  8 B each"
+        );
+        let Iwarp::Fpdu(fifth) = &mut all[4] else { unreachable!() };
+        (fifth.crc, fifth.crc_in_use) = (CrcState::Bad, Some(true));
+        assert_eq!(
+            told(all),
+            "SEND x 4  MSN 3..6  8 B each | SEND  MSN 7  8 B  CRC BAD | \
+             SEND x 5  MSN 8..12  8 B each | RDMA_WRITE x 3  to 0x00001234:0x0...  8 B each"
+        );
+    }
+
+    #[test]
+    fn a_crc_is_wrong_only_where_it_may_be_in_use() {
+        let wrong = |crc, in_use| {
+            crc_is_wrong(&Fpdu {
+                crc,
+                crc_in_use: in_use,
+                ..fpdu_of(untagged(Opcode::SEND, 0, 1), 0)
+            })
+        };
+        let all = [Some(true), None, Some(false)];
+        assert_eq!(all.map(|in_use| wrong(CrcState::Good, in_use)), [false; 3]);
+        assert_eq!(all.map(|in_use| wrong(CrcState::Bad, in_use)), [true, true, false]);
+        assert_eq!(all.map(|in_use| wrong(CrcState::Zero, in_use)), [true, false, false]);
+    }
+
+    #[test]
+    fn what_cannot_be_followed_says_so() {
+        let mut broken = fpdu_of(untagged(Opcode::SEND, 0, 1), 0);
+        broken.header = None;
+        broken.ulpdu_len = 3;
+        broken.error = Some("DDP: too short".into());
+        broken.markers = Markers::OffGrid;
+        assert_eq!(
+            told(vec![Iwarp::Fpdu(broken), Iwarp::Error("octets are missing".into())]),
+            "FPDU  3 B  markers off their grid  error: DDP: too short | error: octets are missing"
+        );
     }
 }

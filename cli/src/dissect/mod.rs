@@ -8,6 +8,8 @@ mod fields;
 mod iwarp;
 mod json;
 mod line;
+#[cfg(test)]
+mod sample;
 mod stream;
 mod text;
 mod tree;

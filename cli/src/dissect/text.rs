@@ -795,3 +795,231 @@ pub(super) fn private_data(line: &mut Line, data: &[u8]) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{super::sample::*, *};
+    use userdma_proto::wire::roce::{
+        atomic::{AtomicAckEth, AtomicEth},
+        deth::Deth,
+        ieth::Ieth,
+        immdt::ImmDt,
+        reth::Reth,
+    };
+
+    /// What stands behind addresses.
+    fn told(of: &Frame) -> String {
+        let line = written(|line| Text::new(Time::Epoch, false).frame(line, of));
+        let before = "     7     1.500000  10.0.0.1 > 10.0.0.2  ";
+        line.strip_prefix(before).unwrap_or_else(|| panic!("{line}")).trim_end().to_owned()
+    }
+
+    fn packet(headers: Headers, payload_len: u32) -> String {
+        told(&roce_frame(roce_of(headers, payload_len)))
+    }
+
+    fn with_reth(opcode: u8, len: u32) -> Headers {
+        let reth = Reth { va: 0x7f00_0000_1000.into(), rkey: 0xabcd.into(), len: len.into() };
+        Headers { reth: Some(reth), ..headers_of(opcode) }
+    }
+
+    fn with_aeth(opcode: u8, syndrome: u8) -> Headers {
+        Headers { aeth: Some(Aeth { syndrome, msn: [0, 0, 5] }), ..headers_of(opcode) }
+    }
+
+    #[test]
+    fn requests() {
+        let mut send = headers_of(0x04);
+        (send.bth.flags, send.bth.ack) = (0xf0, 0x80);
+        assert_eq!(
+            packet(send, 37),
+            "QP 0x000012  RC_SEND_ONLY        PSN 100       37 B  [SE A pad 3]"
+        );
+        let mut send = headers_of(0x17);
+        send.ieth = Some(Ieth { rkey: 0x77.into() });
+        assert!(packet(send, 8).ends_with("8 B  revokes rkey 0x00000077"), "{}", packet(send, 8));
+        let mut send = headers_of(0x65);
+        send.deth = Some(Deth { qkey: 0x1111_1111.into(), reserved: 0, src_qp: [0, 0, 0x34] });
+        send.immdt = Some(ImmDt { data: 5.into() });
+        assert!(
+            packet(send, 64).ends_with("64 B  from QP 0x000034, Q_Key 0x11111111  imm 0x00000005")
+        );
+        let first = packet(with_reth(0x06, 4000), 1024);
+        assert!(first.ends_with("  1024 B of 4000 B to 0x7f0000001000 rkey 0x0000abcd"), "{first}");
+        let only = packet(with_reth(0x0a, 100), 100);
+        assert!(only.ends_with("  100 B to 0x7f0000001000 rkey 0x0000abcd"), "{only}");
+        let read = packet(with_reth(0x0c, 100), 0);
+        assert!(read.ends_with("  100 B from 0x7f0000001000 rkey 0x0000abcd"), "{read}");
+        let atomic =
+            AtomicEth { va: 0x10.into(), rkey: 1.into(), swap_add: 2.into(), compare: 3.into() };
+        let atomic = |opcode| Headers { atomic_eth: Some(atomic), ..headers_of(opcode) };
+        let told = packet(atomic(0x13), 0);
+        assert!(told.ends_with("  at 0x10 rkey 0x00000001, if 0x3 then 0x2"), "{told}");
+        let told = packet(atomic(0x14), 0);
+        assert!(told.ends_with("  at 0x10 rkey 0x00000001, add 0x2"), "{told}");
+    }
+
+    #[test]
+    fn answers() {
+        for (syndrome, words) in [
+            (0x1f, "MSN 5"),
+            (0x05, "credits 6, MSN 5"),
+            (0x20, "RNR NAK, wait 655.36 ms, MSN 5"),
+            (0x21, "RNR NAK, wait 0.01 ms, MSN 5"),
+            (0x3f, "RNR NAK, wait 491.52 ms, MSN 5"),
+            (0x60, "NAK PSN sequence error, expects PSN 100, MSN 5"),
+            (0x62, "NAK remote access error, MSN 5"),
+            (0x7f, "NAK code 31, MSN 5"),
+            (0x41, "reserved syndrome 0x41, MSN 5"),
+        ] {
+            let told = packet(with_aeth(0x11, syndrome), 0);
+            let want = format!("QP 0x000012  RC_ACK              PSN 100       {words}");
+            assert_eq!(told, want);
+        }
+        let response = packet(with_aeth(0x10, 0x1f), 100);
+        assert!(response.ends_with("100 B  MSN 5"), "{response}");
+        let mut ack = with_aeth(0x12, 0x1f);
+        ack.atomic_ack_eth = Some(AtomicAckEth { original: 0x1234.into() });
+        assert!(packet(ack, 0).ends_with("MSN 5  was 0x1234"), "{}", packet(ack, 0));
+    }
+
+    #[test]
+    fn congestion_and_what_is_wrong() {
+        let mut cnp = headers_of(0x81);
+        cnp.bth.ecn = 0x40;
+        let told_cnp = packet(cnp, 16);
+        assert!(told_cnp.ends_with("congestion: slow down  [BECN]"), "{told_cnp}");
+        let mut marked = roce_frame(roce_of(headers_of(0x04), 8));
+        marked.ip = Some(userdma_proto::dissect::IpInfo { dscp: 0, ecn: 3, ttl: 64 });
+        assert!(told(&marked).starts_with("ECN CE  QP 0x000012"), "{}", told(&marked));
+        let mut bad = roce_of(headers_of(0x04), 8);
+        bad.icrc = IcrcState::Bad;
+        bad.error = Some("it is odd".into());
+        let bad = told(&roce_frame(bad));
+        assert!(bad.ends_with("8 B  ICRC BAD  error: it is odd"), "{bad}");
+        let mut cut = roce_of(headers_of(0x04), 8);
+        cut.icrc = IcrcState::Absent;
+        assert!(told(&roce_frame(cut)).ends_with("8 B  ICRC not captured"));
+        let mut odd = headers_of(0xe5);
+        (odd.bth.flags, odd.bth.pkey) = (0x41, 0x1234.into());
+        assert_eq!(
+            packet(odd, 8),
+            "QP 0x000012  opcode 0xe5         PSN 100       8 B  [TVer 1 P_Key 0x1234]"
+        );
+    }
+
+    #[test]
+    fn colours_stand_where_something_is_wrong() {
+        let mut bad = roce_of(headers_of(0x04), 8);
+        bad.icrc = IcrcState::Bad;
+        let mut line = Line::new(true);
+        Text::new(Time::Epoch, false).frame(&mut line, &roce_frame(bad));
+        let line = String::from_utf8(line.as_bytes().to_vec()).unwrap();
+        assert!(line.contains("\x1b[1;31mICRC BAD\x1b[0m"), "{line}");
+        assert!(line.contains("\x1b[1mRC_SEND_ONLY\x1b[0m        PSN"), "{line}");
+    }
+
+    #[test]
+    fn trains_tell_what_is_alike_once() {
+        let packet = |opcode, psn: u8, payload_len| {
+            let mut headers = headers_of(opcode);
+            headers.bth.psn = [0, 0, psn];
+            Box::new(roce_of(headers, payload_len))
+        };
+        let mut train = roce_frame(*packet(0x00, 1, 1024));
+        train.roce.extend((2..10).map(|psn| packet(0x01, psn, 1024)));
+        train.roce.push(packet(0x02, 10, 7));
+        assert_eq!(
+            told(&train),
+            "QP 0x000012  RC_SEND_FIRST       PSN 1         1024 B | \
+             QP 0x000012  RC_SEND_MIDDLE      PSN 2..9      8 x  1024 B | \
+             QP 0x000012  RC_SEND_LAST        PSN 10        7 B"
+        );
+        train.roce[4].icrc = IcrcState::Bad;
+        assert_eq!(told(&train).matches(" | ").count(), 4);
+    }
+
+    #[test]
+    fn times() {
+        let mut text = Text::new(Time::Relative, false);
+        let mut at = |text: &mut Text, time_ns| {
+            let frame = Frame { time_ns, ..bare_frame(&[Layer::Eth], None) };
+            let line = written(|line| text.frame(line, &frame));
+            line[6..].split("  10.0.0.1").next().unwrap().to_owned()
+        };
+        assert_eq!(at(&mut text, Some(5_000_000_000)), "     0.000000");
+        assert_eq!(at(&mut text, None), "  -          ");
+        assert_eq!(at(&mut text, Some(6_000_001_000)), "     1.000001");
+        assert_eq!(at(&mut text, Some(4_999_000_000)), "    -0.001000");
+        // From here on nanoseconds are shown.
+        assert_eq!(at(&mut text, Some(5_000_000_001)), "     0.000000001");
+        assert_eq!(at(&mut text, None), "  -             ");
+        let mut delta = Text::new(Time::Delta, false);
+        let deltas = [1_000_000, 3_000_000, 2_000_000].map(|ns| at(&mut delta, Some(ns)));
+        assert_eq!(deltas, ["     0.000000", "     0.002000", "    -0.001000"]);
+        let mut epoch = Text::new(Time::Epoch, false);
+        let late = i128::from(i64::MAX) * 10;
+        assert_eq!(at(&mut epoch, Some(late)), "  92233720368.547758070");
+        assert_eq!(at(&mut epoch, Some(-1_500_000_000)), "    -1.500000000");
+    }
+
+    #[test]
+    fn frames_without_rdma() {
+        let mut tcp = iwarp_frame(Vec::new());
+        let line = |of: &Frame| written(|line| Text::new(Time::Epoch, false).frame(line, of));
+        assert!(line(&tcp).ends_with("TCP PSH ACK  seq 1000 ack 2000  100 B\n"), "{}", line(&tcp));
+        tcp.stack.insert(1, Layer::Vlan);
+        tcp.ends = Some(Ends {
+            src: "fe80::1".parse().unwrap(),
+            dst: "fe80::2".parse().unwrap(),
+            ports: Some((1, 2)),
+        });
+        assert!(line(&tcp).contains("[fe80::1]:1 > [fe80::2]:2  vlan TCP PSH"), "{}", line(&tcp));
+        let mut arp = bare_frame(&[Layer::Eth, Layer::Arp], None);
+        arp.ends = None;
+        assert_eq!(line(&arp), "     7     1.500000    eth arp  74 B\n");
+        arp.error = Some("cut".into());
+        assert!(line(&arp).ends_with("eth arp  74 B  error: cut\n"));
+    }
+
+    #[test]
+    fn pause_frames() {
+        let mut frame = bare_frame(&[Layer::Eth, Layer::Pause], None);
+        frame.pause = Some(Pause::Link(65535));
+        assert_eq!(told(&frame), "PAUSE  stop for 65535 quanta");
+        frame.pause = Some(Pause::Link(0));
+        assert_eq!(told(&frame), "PAUSE  go on");
+        frame.pause = Some(Pause::Priorities(0b1001_0000, [9, 9, 9, 9, 0, 9, 9, 7]));
+        assert_eq!(told(&frame), "PFC  priority 4: go on, priority 7: stop for 7 quanta");
+    }
+
+    #[test]
+    fn private_data_is_text_or_hex() {
+        assert_eq!(written(|line| private_data(line, &[0; 56])), "");
+        assert_eq!(written(|line| private_data(line, b"hello\0\0")), "  private data \"hello\"");
+        assert_eq!(written(|line| private_data(line, &[1, 0, 2, 0])), "  private data 010002");
+        let long = written(|line| private_data(line, &[0xab; 20]));
+        assert_eq!(long, format!("  private data {}... (20 B)", "ab".repeat(16)));
+        // Nothing that a terminal would obey.
+        assert_eq!(written(|line| private_data(line, b"\x1b[2J")), "  private data 1b5b324a");
+    }
+
+    #[test]
+    fn every_field_stands_below_the_line() {
+        let mut write = roce_of(with_reth(0x0a, 100), 100);
+        write.icrc = IcrcState::Bad;
+        let lines = written(|line| Text::new(Time::Epoch, true).frame(line, &roce_frame(write)));
+        for line in [
+            "        stack: eth ipv4 udp bth",
+            "        roce",
+            "          dest_qp: 0x000012",
+            "          ack_req: no",
+            "          icrc: bad",
+            "          reth",
+            "            va: 0x00007f0000001000",
+            "            rkey: 0x0000abcd",
+        ] {
+            assert!(lines.contains(&format!("\n{line}\n")), "{line}\n{lines}");
+        }
+    }
+}

@@ -426,7 +426,7 @@ impl Dissector {
         self.finished = false;
         let mut frame = Frame::new(record);
         let missing = (record.len as usize).saturating_sub(record.data.len());
-        match link::walk(record.link, record.data, &mut frame.stack) {
+        match link::walk(record, &mut frame.stack) {
             Ok(inner) => ip::Walk {
                 options: &self.options,
                 fragments: &mut self.fragments,

@@ -35,6 +35,8 @@ use crate::wire::roce::{
 
 /// Packets of a train: what the kernel allows (`UDP_MAX_SEGMENTS`).
 const MAX_SEGMENTS: usize = 128;
+/// A UDP datagram's longest payload.
+const MAX_DATAGRAM: usize = 65_535 - 8;
 /// Packets are whole 4-octet words, and so are sizes.
 const WORD: usize = 4;
 /// Sizes whose ICRCs are computed, and octets of it as a multiple of the datagram's: what bounds the
@@ -96,7 +98,9 @@ impl<'a> Train<'a> {
     }
 
     fn size(&self) -> Option<usize> {
-        if !self.wire_len.is_multiple_of(WORD) || self.wire_len < 2 * MIN_PACKET {
+        if !self.wire_len.is_multiple_of(WORD)
+            || !(2 * MIN_PACKET..=MAX_DATAGRAM).contains(&self.wire_len)
+        {
             return None;
         }
         let (first, _) = Bth::ref_from_prefix(self.octets).ok()?;

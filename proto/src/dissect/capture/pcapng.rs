@@ -40,7 +40,10 @@ const BYTE_ORDER_MAGIC: u32 = 0x1a2b_3c4d;
 /// A file of which the beginning was looked at.
 #[derive(Debug)]
 pub(super) struct File {
+    /// Byte order of the section's block types and lengths.
     big_endian: bool,
+    /// Byte order of what is within its blocks.
+    body_big_endian: bool,
     /// Of the section that is being read.
     interfaces: Vec<Interface>,
 }
@@ -140,7 +143,7 @@ impl File {
         }
         let big_endian = byte_order(input.ahead())
             .ok_or(Error::Format("it begins as pcapng does, but has no byte-order magic"))?;
-        Ok(Self { big_endian, interfaces: Vec::new() })
+        Ok(Self { big_endian, body_big_endian: big_endian, interfaces: Vec::new() })
     }
 
     /// The next packet block.
@@ -166,7 +169,7 @@ impl File {
                     .ok_or_else(|| damaged("a section header without byte-order magic"))?;
                 self.interfaces.clear();
             }
-            let front = self.numbers(input.ahead());
+            let front = Numbers { octets: input.ahead(), big_endian: self.big_endian };
             let (Some(kind), Some(len)) = (front.u32(0), front.u32(4)) else {
                 return Err(damaged("a block that cannot be read"));
             };
@@ -182,12 +185,21 @@ impl File {
             if have < total {
                 return Err(truncated(total, have));
             }
-            let block = self.numbers(&input.ahead()[..total]);
+            let block = &input.ahead()[..total];
+            let block = Numbers { octets: block, big_endian: self.big_endian };
             if !block.u32(total - 4).is_some_and(|last| last == len || last as usize == total) {
                 return Err(damaged("a block whose two lengths differ"));
             }
-            let body = self.numbers(&input.ahead()[8..total - 4]);
+            let big_endian = self.body_big_endian;
+            let body = Numbers { octets: &input.ahead()[8..total - 4], big_endian };
             let packet = match kind {
+                SHB_MAGIC => {
+                    // A writer for big-endian, from before the format was settled, gives only
+                    // types, lengths and magic in that order. The version tells it: 256, not 1.
+                    let odd = block.u16(12) == Some(1u16.swap_bytes());
+                    self.body_big_endian = self.big_endian != odd;
+                    None
+                }
                 IDB_MAGIC => {
                     let interface = interface(body)
                         .ok_or_else(|| damaged("an interface description that is not whole"))?;
@@ -210,10 +222,6 @@ impl File {
             let data = input.consume(total, 8 + from..8 + from + caplen);
             return Ok(Some(Block { data, ..packet }));
         }
-    }
-
-    const fn numbers<'a>(&self, octets: &'a [u8]) -> Numbers<'a> {
-        Numbers { octets, big_endian: self.big_endian }
     }
 
     /// A packet block, and where in its body how much data is. `None` if it is not whole.
