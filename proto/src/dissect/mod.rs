@@ -18,6 +18,7 @@ mod link;
 mod mpa;
 mod roce;
 mod tcp;
+mod train;
 
 use alloc::{boxed::Box, collections::VecDeque, string::String, vec::Vec};
 use core::net::IpAddr;
@@ -388,32 +389,115 @@ impl Default for Options {
 }
 
 /// Takes records in, gives frames out.
+///
+/// ```text
+///   handle_record(1) handle_record(2) … ──> poll_frame() until None … finish() ──> poll_frame()
+/// ```
+///
+/// A frame is ready at once, unless it, or one before it, belongs to a TCP stream that may still turn
+/// out to carry iWARP. At most [`Options::max_waiting`] frames wait.
 #[derive(Debug)]
 pub struct Dissector {
     options: Options,
     streams: tcp::Streams,
     fragments: fragments::Fragments,
     waiting: VecDeque<Frame>,
+    /// What segments completed; empty between calls.
+    done: Vec<(u64, Iwarp)>,
+    finished: bool,
 }
 
 impl Dissector {
     /// One that has seen nothing.
-    pub fn new(_options: Options) -> Self {
-        unimplemented!()
+    pub fn new(options: Options) -> Self {
+        Self {
+            streams: tcp::Streams::new(options.max_streams, options.max_stream_octets),
+            fragments: fragments::Fragments::new(options.max_fragment_octets),
+            waiting: VecDeque::new(),
+            done: Vec::new(),
+            finished: false,
+            options,
+        }
     }
 
-    /// Takes the capture's next frame. Then call [`Dissector::poll_frame`] until it has none.
-    pub fn handle_record(&mut self, _record: &Record<'_>) {
-        unimplemented!()
+    /// Takes the capture's next frame; numbers rise. Then call [`Dissector::poll_frame`] until it
+    /// has none.
+    pub fn handle_record(&mut self, record: &Record<'_>) {
+        self.finished = false;
+        let mut frame = Frame::new(record);
+        let missing = (record.len as usize).saturating_sub(record.data.len());
+        match link::walk(record, &mut frame.stack) {
+            Ok(inner) => ip::Walk {
+                options: &self.options,
+                fragments: &mut self.fragments,
+                streams: &mut self.streams,
+                done: &mut self.done,
+                frame: &mut frame,
+                depth: 0,
+            }
+            .walk(inner, missing),
+            // What the capture cut off is nobody's mistake.
+            Err(_) if missing > 0 => {}
+            Err(what) => frame.error = Some(what),
+        }
+        self.waiting.push_back(frame);
+        self.attach();
+        if self.waiting.len() > self.options.max_waiting
+            && let Some(front) = self.waiting.front().map(|frame| frame.number)
+            && !self.is_decided(front)
+        {
+            self.streams.decide(front, &mut self.done);
+            self.attach();
+        }
     }
 
     /// The next frame that nothing can be added to any more, in the capture's order.
     pub fn poll_frame(&mut self) -> Option<Frame> {
-        unimplemented!()
+        let front = self.waiting.front()?.number;
+        if self.finished || self.is_decided(front) { self.waiting.pop_front() } else { None }
     }
 
     /// There are no more records: frames that waited come out.
     pub fn finish(&mut self) {
-        unimplemented!()
+        self.streams.decide(u64::MAX, &mut self.done);
+        self.attach();
+        self.finished = true;
+    }
+
+    fn is_decided(&self, number: u64) -> bool {
+        self.streams.oldest_undecided().is_none_or(|oldest| number < oldest)
+    }
+
+    /// Gives what was completed to the frames that completed it.
+    fn attach(&mut self) {
+        for (number, iwarp) in self.done.drain(..) {
+            let found = self.waiting.binary_search_by_key(&number, |frame| frame.number);
+            debug_assert!(found.is_ok(), "frame {number} is gone, and {iwarp:?} belongs to it");
+            let Some(frame) = found.ok().and_then(|at| self.waiting.get_mut(at)) else { continue };
+            if frame.iwarp.is_empty() {
+                frame.stack.push(Layer::Mpa);
+            }
+            frame.iwarp.push(iwarp);
+        }
+    }
+}
+
+impl Frame {
+    /// Nothing but what the record says.
+    fn new(record: &Record<'_>) -> Self {
+        Self {
+            number: record.number,
+            time_ns: record.time_ns,
+            len: record.len,
+            caplen: u32::try_from(record.data.len()).unwrap_or(u32::MAX),
+            stack: Stack::new(),
+            ends: None,
+            ip: None,
+            tcp: None,
+            roce: SmallVec::new(),
+            iwarp: Vec::new(),
+            pause: None,
+            error: None,
+        }
     }
 }

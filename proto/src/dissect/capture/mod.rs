@@ -1,13 +1,83 @@
 //! Capture files: pcap and pcapng, gzip'd or not.
+//!
+//! [`Reader`] takes octets from anything that is [`Read`] and never goes back, so that a capture may
+//! come through a pipe while it is still being made. It hands out [`Record`]s, one a packet block,
+//! whose octets lie in the reader's own buffer.
+//!
+//! What it reads, and how it takes what a format leaves open:
+//!
+//! * pcap in both byte orders, with microseconds or nanoseconds, and the "modified" variant whose
+//!   record headers have 24 octets. Versions are not judged. The snaplen is not enforced.
+//! * pcapng: any number of sections, each with a byte order and interfaces of its own. Frames are
+//!   Enhanced, Simple and (obsolete) Packet Blocks; all others are passed over.
+//! * Some link types put a header in front of the frame that was never on the wire. It is taken
+//!   off, and neither `len` nor `data` counts it, as in Wireshark: see [`LinkType::pseudo_header`].
+//!   From ERF's header come time, length and type of the record.
 
+mod erf;
+mod input;
 mod pcap;
 mod pcapng;
 
-use std::io::{self, Read};
+use core::ops::Range;
+use std::{
+    io::{self, Read},
+    string::ToString,
+};
+
+use input::Input;
+
+/// Octets that one block of a capture may have; beyond, the file is damaged.
+pub const MAX_BLOCK: usize = 256 << 20;
 
 /// A link type (LINKTYPE_ of tcpdump.org), 16 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LinkType(pub u16);
+
+impl LinkType {
+    /// BSD loopback: an address family in the byte order of the host that captured.
+    pub const NULL: Self = Self(0);
+    /// Ethernet, II or 802.3.
+    pub const ETHERNET: Self = Self(1);
+    /// OpenBSD's loopback: an address family in network byte order.
+    pub const LOOP: Self = Self(108);
+    /// Linux cooked capture.
+    pub const LINUX_SLL: Self = Self(113);
+    /// Endace extensible record format: [`Record::erf`] says what `data` is.
+    pub const ERF: Self = Self(197);
+    /// InfiniBand, from the local route header on.
+    pub const INFINIBAND: Self = Self(247);
+    /// Linux cooked capture, version 2.
+    pub const LINUX_SLL2: Self = Self(276);
+    /// Not a link type: the packet block names an interface that its section does not describe.
+    pub const UNDECLARED: Self = Self(u16::MAX);
+
+    /// Octets of the header that captures of this link type have before each frame and that was
+    /// never on the wire; 0 for most, and for ERF, whose header varies.
+    ///
+    /// | link type | octets | what they say |
+    /// | --- | --- | --- |
+    /// | 123 `SUNATM` | 4 | direction, kind, VPI and VCI |
+    /// | 140 `MTP2_WITH_PHDR` | 4 | direction, link number |
+    /// | 144 `LINUX_IRDA` | 16 | a cooked header: direction |
+    /// | 177 `LINUX_LAPD` | 16 | a cooked header: direction |
+    /// | 196 `SITA` | 5 | direction, signals, errors, protocol |
+    /// | 201 `BLUETOOTH_HCI_H4_WITH_PHDR` | 4 | direction |
+    /// | 204 `PPP_WITH_DIR` | 1 | direction |
+    /// | 209 `I2C_LINUX` | 5 | bus and flags |
+    /// | 245 `NFC_LLCP` | 2 | adapter, direction |
+    /// | 254 `BLUETOOTH_LINUX_MONITOR` | 4 | adapter, kind |
+    pub const fn pseudo_header(self) -> usize {
+        match self.0 {
+            123 | 140 | 201 | 254 => 4,
+            144 | 177 => 16,
+            196 | 209 => 5,
+            204 => 1,
+            245 => 2,
+            _ => 0,
+        }
+    }
+}
 
 /// One packet block of a capture.
 #[derive(Debug, Clone, Copy)]
@@ -16,12 +86,16 @@ pub struct Record<'a> {
     pub number: u64,
     /// Nanoseconds since 1970; `None` where the block has no time.
     pub time_ns: Option<i128>,
-    /// Octets on the wire.
+    /// Octets on the wire; may be less than `data` in a damaged file.
     pub len: u32,
-    /// What was captured. For ERF: without its header.
+    /// What was captured, without what [`LinkType::pseudo_header`] says. For ERF: without its
+    /// header, extension headers and, for Ethernet, pad.
     pub data: &'a [u8],
     /// How `data` begins.
     pub link: LinkType,
+    /// ERF's record type, 7 bits: 2 is Ethernet, 21 InfiniBand. `None` for other link types, and
+    /// where ERF's header is not whole: it is still in `data` then.
+    pub erf: Option<u8>,
 }
 
 /// Which file format.
@@ -58,19 +132,86 @@ pub enum Error {
         /// What is wrong.
         what: &'static str,
     },
+    /// The file is gzip'd, and cannot be unpacked to its end.
+    #[error("the gzip stream is damaged or cut off: {at} octets of the capture came out: {why}")]
+    Gzip {
+        /// Octets of the capture that were unpacked.
+        at: u64,
+        /// What is wrong.
+        why: io::Error,
+    },
     /// The input could not be read.
     #[error("{0}")]
     Io(#[from] io::Error),
 }
 
-/// Reads the packet blocks of a capture, one by one. Memory: one block, and the interfaces.
+impl Error {
+    /// The same once more.
+    fn again(&self) -> Self {
+        let copy = |error: &io::Error| io::Error::new(error.kind(), error.to_string());
+        match self {
+            Self::Format(name) => Self::Format(name),
+            &Self::Truncated { at, need, have } => Self::Truncated { at, need, have },
+            &Self::Damaged { at, what } => Self::Damaged { at, what },
+            Self::Gzip { at, why } => Self::Gzip { at: *at, why: copy(why) },
+            Self::Io(error) => Self::Io(copy(error)),
+        }
+    }
+}
+
+/// Reads the packet blocks of a capture, one by one.
+///
+/// Memory: a buffer of 1 MiB, which grows for a larger block as its octets come in, and a pcapng
+/// section's interfaces.
 pub struct Reader<R> {
-    _input: R,
+    input: Input<R>,
+    file: File,
+    number: u64,
+    end: End,
+}
+
+enum File {
+    Pcap(pcap::File),
+    Pcapng(pcapng::File),
+}
+
+enum End {
+    NotYet,
+    Good,
+    Bad(Error),
+}
+
+/// A packet block as its container tells it.
+struct Block {
+    time_ns: Option<i128>,
+    len: u32,
+    link: LinkType,
+    /// Where its octets are in the input's buffer.
+    data: Range<usize>,
 }
 
 impl<R> core::fmt::Debug for Reader<R> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Reader").finish_non_exhaustive()
+        f.debug_struct("Reader")
+            .field("format", &self.format())
+            .field("number", &self.number)
+            .field("position", &self.position())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<R> Reader<R> {
+    /// Which format the front of the input told.
+    pub const fn format(&self) -> Format {
+        match self.file {
+            File::Pcap(_) => Format::Pcap,
+            File::Pcapng(_) => Format::Pcapng,
+        }
+    }
+
+    /// Octets of the capture that are behind us, as unpacked: where the next block begins.
+    pub const fn position(&self) -> u64 {
+        self.input.position()
     }
 }
 
@@ -79,14 +220,20 @@ impl<R: Read> Reader<R> {
     ///
     /// # Errors
     ///
-    /// [`Error::Format`] if it is no capture that is read; [`Error::Io`].
-    pub fn new(_input: R) -> Result<Self, Error> {
-        unimplemented!()
-    }
-
-    /// The format.
-    pub fn format(&self) -> Format {
-        unimplemented!()
+    /// [`Error::Format`] if it is no capture that is read, [`Error::Truncated`] if it ends within
+    /// the file header; [`Error::Gzip`], [`Error::Io`].
+    pub fn new(input: R) -> Result<Self, Error> {
+        let mut input = Input::new(input)?;
+        input.want(4)?;
+        let file = if input.ahead().starts_with(&pcapng::MAGIC) {
+            File::Pcapng(pcapng::File::open(&mut input)?)
+        } else if let Some(variant) = pcap::Variant::of(input.ahead()) {
+            File::Pcap(pcap::File::open(variant, &mut input)?)
+        } else {
+            input.want(LONGEST_MAGIC)?;
+            return Err(Error::Format(name_of(input.ahead())));
+        };
+        Ok(Self { input, file, number: 0, end: End::NotYet })
     }
 
     /// The next packet block; `None` at a good end.
@@ -94,7 +241,125 @@ impl<R: Read> Reader<R> {
     /// # Errors
     ///
     /// What ends the capture early. The same comes ever after.
+    #[inline]
     pub fn next_record(&mut self) -> Result<Option<Record<'_>>, Error> {
-        unimplemented!()
+        match &self.end {
+            End::NotYet => {}
+            End::Good => return Ok(None),
+            End::Bad(error) => return Err(error.again()),
+        }
+        let found = match &mut self.file {
+            File::Pcap(file) => file.next_block(&mut self.input),
+            File::Pcapng(file) => file.next_block(&mut self.input),
+        };
+        match found {
+            Ok(Some(block)) => {
+                self.number += 1;
+                let data = self.input.octets(block.data.clone());
+                Ok(Some(record(self.number, &block, data)))
+            }
+            Ok(None) => {
+                self.end = End::Good;
+                Ok(None)
+            }
+            Err(error) => {
+                self.end = End::Bad(error.again());
+                Err(error)
+            }
+        }
     }
 }
+
+/// Takes off what is in front of the frame.
+#[inline]
+fn record<'a>(number: u64, block: &Block, data: &'a [u8]) -> Record<'a> {
+    let &Block { time_ns, len, link, .. } = block;
+    if link == LinkType::ERF
+        && let Some(erf) = erf::Erf::parse(data)
+    {
+        return Record {
+            number,
+            time_ns: Some(erf.time_ns),
+            len: erf.len,
+            data: erf.data,
+            link,
+            erf: Some(erf.kind),
+        };
+    }
+    let front = link.pseudo_header();
+    match data.get(front..) {
+        Some(data) => {
+            let len = len.saturating_sub(front as u32);
+            Record { number, time_ns, len, data, link, erf: None }
+        }
+        // Not even the pseudo header is whole.
+        None => Record { number, time_ns, len, data, link, erf: None },
+    }
+}
+
+/// Octets that [`name_of`] looks at.
+const LONGEST_MAGIC: usize = 40;
+
+/// What a file that begins like this is called.
+fn name_of(front: &[u8]) -> &'static str {
+    const KNOWN: [(&[u8], &str); 24] = [
+        (b"snoop\0\0\0", "it is a snoop file"),
+        (b"btsnoop\0", "it is a btsnoop file"),
+        (b"TRSNIFF data    \x1a", "it is an ngsniffer (Network General Sniffer) file"),
+        (b"XCP\0", "it is a NetXRay (Sniffer for Windows) file"),
+        (b"VL\0\0", "it is an old NetXRay file"),
+        (b"RTSS", "it is a Microsoft Network Monitor 1 file"),
+        (b"GMBU", "it is a Microsoft Network Monitor 2 file"),
+        (b"\x05VNF", "it is a Visual Networks file"),
+        (b"iptrace 1.0", "it is an AIX iptrace file"),
+        (b"iptrace 2.0", "it is an AIX iptrace file"),
+        (b"\x54\x52\x00\x64\x00", "it is an HP-UX nettl file"),
+        (b"\0\0\x02\0\x12\x05\0\x10", "it is a Tektronix k12 file"),
+        (b"+---------+---------------+----------+", "it is a k12 text file"),
+        (b"\xaa\xaa\xaa\xaa", "it is a 5Views file"),
+        (b"\x1c\x00\x01\xac", "it is an Ixia lcap file"),
+        (b"\x1c\x00\x01\xab", "it is an Ixia lcap file"),
+        (b"\xac\x01\x00\x1c", "it is an Ixia lcap file"),
+        (b"\xab\x01\x00\x1c", "it is an Ixia lcap file"),
+        (b"\x28\xb5\x2f\xfd", "it is packed by zstd: unpack it first"),
+        (b"\xfd7zXZ\0", "it is packed by xz: unpack it first"),
+        (b"BZh", "it is packed by bzip2: unpack it first"),
+        (b"\x04\x22\x4d\x18", "it is packed by lz4: unpack it first"),
+        (b"PK\x03\x04", "it is a zip archive: unpack it first"),
+        (b"7z\xbc\xaf\x27\x1c", "it is a 7z archive: unpack it first"),
+    ];
+    if front.is_empty() {
+        return "it is empty";
+    }
+    if front.len() < 4 {
+        return "it has less than 4 octets";
+    }
+    if let Some((_, name)) = KNOWN.iter().find(|(magic, _)| front.starts_with(magic)) {
+        return name;
+    }
+    if front.windows(9).any(|part| part == b"NetScaler") {
+        return "it is a NetScaler trace";
+    }
+    if is_hcidump(front) {
+        return "it is an hcidump file, as far as that can be told";
+    }
+    if erf::is_raw(front) {
+        return "it is an ERF file, as far as that can be told";
+    }
+    "its format is unknown"
+}
+
+/// hcidump has no magic: length (16 bits), direction, zero, seconds, microseconds, and then a
+/// packet whose first octet is 1 to 4.
+fn is_hcidump(front: &[u8]) -> bool {
+    let &[n0, n1, direction, 0, _, _, _, _, u0, u1, u2, u3, kind, ..] = front else {
+        return false;
+    };
+    u16::from_le_bytes([n0, n1]) > 0
+        && direction <= 1
+        && u32::from_le_bytes([u0, u1, u2, u3]) < 1_000_000
+        && (1..=4).contains(&kind)
+}
+
+#[cfg(test)]
+mod tests;
