@@ -222,7 +222,8 @@ fn files(captures: &[Capture]) {
     ] {
         let word = |n: u32| if swap { n.to_be_bytes() } else { n.to_le_bytes() };
         let half = |n: u16| if swap { n.to_be_bytes() } else { n.to_le_bytes() };
-        let mut out = [&word(magic)[..], &half(2), &half(4), &word(0), &word(0), &word(65_535)].concat();
+        let mut out =
+            [&word(magic)[..], &half(2), &half(4), &word(0), &word(0), &word(65_535)].concat();
         out.extend(word(1));
         for frame in [req, data] {
             let len = frame.len() as u32;
@@ -249,7 +250,9 @@ fn pcap_header(link: u16) -> Vec<u8> {
 
 fn pcap_record(out: &mut Vec<u8>, frame: &[u8]) {
     let len = (frame.len() as u32).to_le_bytes();
-    out.extend([&1_700_000_000u32.to_le_bytes()[..], &7u32.to_le_bytes(), &len, &len, frame].concat());
+    out.extend(
+        [&1_700_000_000u32.to_le_bytes()[..], &7u32.to_le_bytes(), &len, &len, frame].concat(),
+    );
 }
 
 /// A section of each byte order; interfaces with options; EPB, SPB, the old PB, and blocks that are
@@ -295,7 +298,8 @@ fn tunnels(frame: &[u8]) -> Vec<u8> {
     let (macs, ip) = (&frame[..12], &frame[14..]);
     let outer = |protocol: u8, inner: &[u8]| {
         let len = (20 + inner.len() as u16).to_be_bytes();
-        let header = [0x45, 0, len[0], len[1], 0, 0, 0, 0, 64, protocol, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2];
+        let header =
+            [0x45, 0, len[0], len[1], 0, 0, 0, 0, 64, protocol, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2];
         [macs, &[8, 0], &header, inner].concat()
     };
     let udp = |port: u16, inner: &[u8]| {
@@ -403,15 +407,47 @@ fn scripts() {
     let script = |name: &str, steps: &[&[u8]]| seed("iwarp_connection", name, steps);
     script(
         "initiator_sends_and_reads",
-        &[&initiator(0, 0, depths), &recv, &post, &read, &ALL_WRITTEN, &response, &send, &close, &ALL_WRITTEN, &fin],
+        &[
+            &initiator(0, 0, depths),
+            &recv,
+            &post,
+            &read,
+            &ALL_WRITTEN,
+            &response,
+            &send,
+            &close,
+            &ALL_WRITTEN,
+            &fin,
+        ],
     );
     script(
         "responder_serves",
-        &[&responder(0, 0, depths), &recv, &send, &write, &asks, &adds, &ALL_WRITTEN, &post, &ALL_WRITTEN, &fin],
+        &[
+            &responder(0, 0, depths),
+            &recv,
+            &send,
+            &write,
+            &asks,
+            &adds,
+            &ALL_WRITTEN,
+            &post,
+            &ALL_WRITTEN,
+            &fin,
+        ],
     );
     script(
         "crc_and_markers_both_ways",
-        &[&initiator(3, 0xc0, depths), &recv, &post, &read, &ALL_WRITTEN, &response, &send, &write, &ALL_WRITTEN],
+        &[
+            &initiator(3, 0xc0, depths),
+            &recv,
+            &post,
+            &read,
+            &ALL_WRITTEN,
+            &response,
+            &send,
+            &write,
+            &ALL_WRITTEN,
+        ],
     );
     script(
         "peer_to_peer",
@@ -424,7 +460,10 @@ fn scripts() {
     script("write_refused", &[&responder(0, 0, depths), &refused, &ALL_WRITTEN, &fin]);
     let terminate = [0, 7 << 4, 0, 0, 0, 6, 3, 20, 0, 0x41, 0x43, TAKEN];
     script("peer_terminates", &[&initiator(0, 0, depths), &post, &read, &ALL_WRITTEN, &terminate]);
-    script("rejected_by_the_program", &[&[0, 0, 1, 5, 0, 0, 0, 1, 0, 1, 0, 12, 5], &ALL_WRITTEN, &fin]);
+    script(
+        "rejected_by_the_program",
+        &[&[0, 0, 1, 5, 0, 0, 0, 1, 0, 1, 0, 12, 5], &ALL_WRITTEN, &fin],
+    );
     script("start_up_times_out", &[&[0, 0, 1], &recv, &[11, 0xff, 0xff]]);
 }
 

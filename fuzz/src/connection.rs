@@ -6,9 +6,7 @@ use userdma_proto::{
     iwarp::{Completion, Config, Connection, Event, RtrKinds, Shutdown, Transmit},
     mem::{AccessError, AtomicOp, Memory, PdId, Scope},
     time::Instant,
-    verbs::{
-        Access, Imm, PostError, QpState, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge,
-    },
+    verbs::{Access, Imm, PostError, QpState, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge},
     wire::{
         ids::{LKey, Msn, Qpn, RKey, Stag},
         iwarp::{
@@ -375,7 +373,8 @@ impl<'a> Script<'a> {
                 Opcode::READ_REQUEST => {
                     let (sink, size) = (self.choices.any::<u8>(), self.choices.any::<u16>());
                     let (source, to) = (self.stag(), self.address());
-                    let request = ReadRequest::new((Stag(sink.into()), 0), size.into(), (source, to));
+                    let request =
+                        ReadRequest::new((Stag(sink.into()), 0), size.into(), (source, to));
                     return request.as_bytes().to_vec();
                 }
                 Opcode::ATOMIC_REQUEST => {
@@ -636,7 +635,9 @@ impl<'a> Script<'a> {
     /// What was sent is well-formed.
     fn peer_sees(&mut self) {
         if !self.sent_start {
-            let Some((_, used)) = Start::parse(&self.sent).expect("a start-up frame") else { return };
+            let Some((_, used)) = Start::parse(&self.sent).expect("a start-up frame") else {
+                return;
+            };
             self.sent.drain(..used);
             self.sent_start = true;
         }
@@ -759,7 +760,12 @@ impl<'a> Script<'a> {
         assert!(self.recvs.is_empty(), "never completed: {:?}", self.recvs);
         let left: Vec<_> = self.sends.iter().filter(|work| work.signaled).collect();
         assert!(left.is_empty(), "never completed: {left:?}");
-        if self.mem.plain.check_local(self.config.scope, Sge::new(0, 1, LKey(SECRET)), Access::empty()).is_ok() {
+        if self
+            .mem
+            .plain
+            .check_local(self.config.scope, Sge::new(0, 1, LKey(SECRET)), Access::empty())
+            .is_ok()
+        {
             assert_eq!(self.mem.plain.bytes(SECRET), [2; LEN], "nobody may write there");
         }
         // In the error state work is taken and flushed.

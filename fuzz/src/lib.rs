@@ -29,7 +29,7 @@ pub use stream::iwarp_stream;
 pub type Body = fn(&[u8]);
 
 /// Every target by name.
-pub const TARGETS: &[(&str, Body)] = &[
+pub const TARGETS: [(&str, Body); 7] = [
     ("cm_mad", cm_mad),
     ("dissect_file", dissect_file),
     ("encode_decode", encode_decode),
@@ -146,7 +146,7 @@ mod tests {
     /// The same runs from the main workspace: `tests/tests/fuzz_corpus.rs`.
     #[test]
     fn every_corpus() {
-        for &(target, body) in super::TARGETS {
+        for (target, body) in super::TARGETS {
             let n = super::replay(target, body);
             println!("{target}: {n} inputs");
         }

@@ -42,7 +42,8 @@ pub(crate) fn check_mad(octets: &[u8]) -> Option<(u16, &[u8])> {
     let (header, body) = (mad.header, mad.body);
     assert_eq!(size_of_val(header) + body.len(), octets.len());
     let (class, attribute) = (header.mgmt_class, header.attribute_id.get());
-    let names = [class_name(class), method_name(class, header.method), attribute_name(class, attribute)];
+    let names =
+        [class_name(class), method_name(class, header.method), attribute_name(class, attribute)];
     assert!(names.into_iter().flatten().all(|name| !name.is_empty()));
     match mad.cm() {
         Ok(Some(message)) => {
@@ -73,7 +74,8 @@ pub(crate) fn check_message(attribute: u16, message: &Message<'_>) {
 
 /// A flipped bit that changes the message changes the same bit of what goes out.
 fn no_bit_is_lost(attribute: u16, body: &[u8], probe: u8) {
-    let read = |body: &[u8]| Message::parse(attribute, body).expect("whole").expect("a message").to_body();
+    let read =
+        |body: &[u8]| Message::parse(attribute, body).expect("whole").expect("a message").to_body();
     let out = read(body);
     for at in (usize::from(probe)..BODY_LEN).step_by(32) {
         for bit in 0..8 {

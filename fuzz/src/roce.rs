@@ -69,7 +69,10 @@ fn check_packet(octets: &[u8], wire_len: usize) -> Option<Packet<'_>> {
     assert_eq!(out, octets[..len], "the headers go out as they came");
     if octets.len() >= wire_len {
         assert_eq!(packet.payload, &octets[len..len + packet.payload_len]);
-        assert_eq!(packet.icrc.map(|icrc| icrc.to_vec()).as_deref(), Some(&octets[wire_len - 4..wire_len]));
+        assert_eq!(
+            packet.icrc.map(|icrc| icrc.to_vec()).as_deref(),
+            Some(&octets[wire_len - 4..wire_len])
+        );
         // PadCnt is the builder's where payload and pad are no whole words.
         if (packet.payload_len + pad).is_multiple_of(4) {
             let (mut out, mut again) = (Vec::new(), *headers);

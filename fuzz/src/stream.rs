@@ -24,7 +24,9 @@ pub fn iwarp_stream(data: &[u8]) {
     let cuts: Vec<u16> = (0..flags >> 4).map(|_| choices.any()).collect();
     let stream = choices.rest();
 
-    let whole = read(stream, Deframer::new(markers, crc), |have| (have < stream.len()).then_some(stream.len()));
+    let whole = read(stream, Deframer::new(markers, crc), |have| {
+        (have < stream.len()).then_some(stream.len())
+    });
     let mut cuts = cuts.into_iter();
     let cut = read(stream, Deframer::new(markers, crc), |have| {
         let left = stream.len() - have;
@@ -51,7 +53,11 @@ struct Read {
 
 /// Reads a stream that arrives in pieces: `next` is told how many octets are there and says how
 /// many will be, `None` at the end.
-fn read(stream: &[u8], mut deframer: Deframer, mut next: impl FnMut(usize) -> Option<usize>) -> Read {
+fn read(
+    stream: &[u8],
+    mut deframer: Deframer,
+    mut next: impl FnMut(usize) -> Option<usize>,
+) -> Read {
     let (mut ulpdus, mut used, mut scratch, mut have) = (Vec::new(), 0, Vec::new(), 0);
     loop {
         let input = &stream[used..have];
