@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn the_buffer_grows_only_as_octets_come() {
-        let octets = [7; 3 * CHUNK];
+        let octets = vec![7; 3 * CHUNK];
         let mut input = Input::new(&octets[..]).unwrap();
         assert_eq!(input.want(200 << 20).unwrap(), octets.len());
         assert!(input.buffer.len() <= 2 * octets.len());
