@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn gids_are_addresses() {
-        for ip in ["192.0.2.1", "fe80::1"].map(|ip| ip.parse().unwrap()) {
+        for ip in ["192.0.2.1", "fe80::1"].map(|ip| ip.parse::<core::net::IpAddr>().unwrap()) {
             let gid = Gid::from(ip);
             assert_eq!(gid.to_ip(), ip);
         }
