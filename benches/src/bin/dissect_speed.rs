@@ -39,9 +39,9 @@ struct Args {
     /// MiB that userdma's peak may grow from a tenth of the frames to all
     #[arg(long, default_value_t = 4.0)]
     max_growth: f64,
-    /// The userdma to measure
-    #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/release/userdma"))]
-    userdma: PathBuf,
+    /// The userdma to measure [default: the one built beside this program]
+    #[arg(long)]
+    userdma: Option<PathBuf>,
     /// The tshark to measure
     #[arg(long, default_value = "tshark")]
     tshark: PathBuf,
@@ -67,6 +67,15 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> Result<bool> {
     let tshark_frames = args.tshark_frames.unwrap_or(args.frames);
     ensure!(args.frames >= 10 && tshark_frames > 0 && args.runs > 0, "there is nothing to measure");
+    let userdma = match &args.userdma {
+        Some(path) => path.clone(),
+        None => std::env::current_exe()?.with_file_name("userdma"),
+    };
+    ensure!(
+        userdma.exists(),
+        "{} is not there: cargo build --release -p userdma-cli, or say --userdma",
+        userdma.display()
+    );
     let dir = Scratch::new(&args.dir)?;
     let template = Template::read(&args.from)?;
     let all = Capture::make(&template, &dir, args.frames)?;
@@ -76,12 +85,12 @@ fn run(args: &Args) -> Result<bool> {
     } else {
         Capture::make(&template, &dir, tshark_frames)?
     };
-    print_line(&format!("{}, {}", version(&args.userdma)?, version(&args.tshark)?));
+    print_line(&format!("{}, {}", version(&userdma)?, version(&args.tshark)?));
     print_line(&format!("frames made from {}, output to /dev/null", name(&args.from)));
-    check(&args.userdma, &tenth)?;
+    check(&userdma, &tenth)?;
 
     let ours = |format| {
-        let exe = args.userdma.clone();
+        let exe = userdma.clone();
         Task { label: format!("userdma dissect --format {format}"), exe, args: vec!["dissect", "--format", format] }
     };
     let tshark = |label: &str, arguments: &[&'static str]| {
