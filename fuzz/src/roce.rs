@@ -7,7 +7,7 @@ use userdma_proto::wire::{
         aeth::{Syndrome, credits, rnr_micros},
         bth::Bth,
         grh::Grh,
-        icrc::Icrc,
+        icrc::{self, Icrc},
     },
 };
 use zerocopy::{FromBytes, IntoBytes};
@@ -45,7 +45,9 @@ pub fn roce_packet(data: &[u8]) {
         let middle = usize::from(cut) % (covered.len() + 1);
         icrc.update(&covered[..middle]);
         icrc.update(&covered[middle..]);
-        assert_eq!(icrc.finish(), below.icrc_by_bits(bth, covered));
+        let by_bits = below.icrc_by_bits(bth, covered);
+        assert_eq!(icrc.finish(), by_bits);
+        below.check_whole(octets, by_bits);
     }
     assert_eq!(vcrc(octets), vcrc_by_bits(octets));
 }
@@ -81,6 +83,9 @@ fn check_packet(octets: &[u8], wire_len: usize) -> Option<Packet<'_>> {
             assert_eq!(out[..len + packet.payload_len], octets[..len + packet.payload_len]);
             assert!(out[len + packet.payload_len..].iter().all(|&octet| octet == 0));
         }
+    }
+    if let Err(error) = packet.check_form() {
+        assert!(!error.to_string().is_empty());
     }
     let opcode = headers.bth.opcode();
     assert!(!opcode.to_string().is_empty() && !format!("{packet:?}").is_empty());
@@ -128,6 +133,42 @@ impl Below {
             Self::V6(ip, udp) => Icrc::ipv6(ip, udp, bth),
             Self::V1(grh) => Icrc::grh(grh, bth),
             Self::Ib(lrh, grh) => Icrc::ib(lrh, grh.as_ref(), bth),
+        }
+    }
+
+    /// From the IP header on, where there is one, or the GRH: a packet whose length field says the
+    /// same, with the ICRC `by_bits`.
+    fn check_whole(&self, octets: &[u8], by_bits: [u8; 4]) {
+        let (packet, len) = match self {
+            Self::V4(ip, udp) => {
+                ([ip, &udp[..], octets].concat(), u16::from_be_bytes([ip[2], ip[3]]))
+            }
+            Self::V6(ip, udp) => {
+                let len = u16::from_be_bytes([ip[4], ip[5]]);
+                ([&ip[..], udp, octets].concat(), len.saturating_add(40))
+            }
+            Self::V1(grh) => {
+                ([grh.as_bytes(), octets].concat(), grh.payload_len.get().saturating_add(40))
+            }
+            Self::Ib(..) => return,
+        };
+        let Ok(computed) = icrc::compute(&packet) else {
+            assert!(icrc::check(&packet).is_err());
+            return;
+        };
+        assert!(usize::from(len) <= packet.len(), "it is not whole");
+        let found = &packet[usize::from(len) - ICRC_LEN..usize::from(len)];
+        let good = found == computed;
+        assert_eq!(icrc::check(&packet).is_ok(), good || cfg!(fuzzing));
+        // A GRH may say that UDP follows, and an IPv6 header that a BTH does.
+        let as_said = match self {
+            Self::V4(ip, _) => ip[0] & 15 == ip.len() as u8 / 4,
+            Self::V6(ip, _) => ip[6] == 17,
+            Self::V1(grh) => grh.next_header == 0x1b,
+            Self::Ib(..) => false,
+        };
+        if usize::from(len) == packet.len() && as_said {
+            assert_eq!(computed, by_bits);
         }
     }
 
