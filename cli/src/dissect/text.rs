@@ -63,7 +63,7 @@ impl Text {
         self.time(line, frame.time_ns);
         line.text("  ");
         self.ends(line, frame);
-        tags(line, frame);
+        line.text("  ");
         contents(line, frame);
         if let Some(error) = &frame.error {
             wrong(line, "error: ", error);
@@ -162,7 +162,6 @@ fn end(line: &mut Line, ends: &Ends, src: bool, is_roce: bool) {
 
 /// What is around the packet, and unusual.
 fn tags(line: &mut Line, frame: &Frame) {
-    line.text("  ");
     let around = |layer: &&Layer| {
         matches!(layer, Layer::Vlan | Layer::Mpls | Layer::Gre | Layer::Vxlan | Layer::Geneve)
     };
@@ -174,12 +173,14 @@ fn tags(line: &mut Line, frame: &Frame) {
 
 fn contents(line: &mut Line, frame: &Frame) {
     if !frame.roce.is_empty() {
+        tags(line, frame);
         if frame.ip.is_some_and(|ip| ip.ecn == 3) {
             line.paint(Style::Warn, |line| line.text("ECN CE"));
             line.text("  ");
         }
         packets(line, &frame.roce);
     } else if !frame.iwarp.is_empty() {
+        tags(line, frame);
         iwarp::found(line, &frame.iwarp);
         if let Some(tcp) = frame.tcp.filter(|tcp| tcp.flags & (FIN | RST) != 0) {
             line.text("  ");
@@ -188,6 +189,7 @@ fn contents(line: &mut Line, frame: &Frame) {
     } else if let Some(pause) = &frame.pause {
         pauses(line, pause);
     } else if let Some(tcp) = &frame.tcp {
+        tags(line, frame);
         line.paint(Style::Dim, |line| segment(line, tcp));
     } else {
         line.paint(Style::Dim, |line| {
@@ -942,7 +944,7 @@ mod tests {
     #[test]
     fn times() {
         let mut text = Text::new(Time::Relative, false);
-        let mut at = |text: &mut Text, time_ns| {
+        let at = |text: &mut Text, time_ns| {
             let frame = Frame { time_ns, ..bare_frame(&[Layer::Eth], None) };
             let line = written(|line| text.frame(line, &frame));
             line[6..].split("  10.0.0.1").next().unwrap().to_owned()
