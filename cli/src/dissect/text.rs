@@ -574,7 +574,10 @@ fn mad(line: &mut Line, octets: &[u8]) {
 /// A message of the connection manager in words.
 fn cm(line: &mut Line, message: &Message<'_>) {
     let (ip_cm, data) = fields::private_data(message);
-    line.text("  ");
+    // These two say nothing but whose they are.
+    if !matches!(message, Message::Rtu(_) | Message::Drep(_)) {
+        line.text("  ");
+    }
     match message {
         Message::Req(m) => {
             service(line, m.service_id, ip_cm.as_ref());
@@ -624,12 +627,13 @@ fn cm(line: &mut Line, message: &Message<'_>) {
                     Some(name) => line.text(name),
                     None => line.text("reason"),
                 }
-                line.byte(b' ');
+                line.text(" (");
                 line.num(m.reason.0);
+                line.byte(b')');
             });
             line.text(match m.message {
-                0 => ", to the REQ",
-                1 => ", to the REP",
+                0 => ", answers the REQ",
+                1 => ", answers the REP",
                 _ => "",
             });
             identifiers(line, m.local_comm_id, Some(m.remote_comm_id));
