@@ -311,3 +311,248 @@ fn short(what: &str, need: usize, captured: usize, missing: usize) -> String {
     }
     format!("{what}: {need} octets needed, {captured} found")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::*;
+    use super::*;
+    use hex_literal::hex;
+    use std::{string::ToString, vec, vec::Vec};
+
+    // Linux 6.1, rxe: pcaps of `rping`, frames 4 and 9.
+    const WRITE: [u8; 74] = hex!(
+        "525400990003 525400990002 0800"
+        "4500003c 1d6c4000 4011087b 0a630002 0a630003 c90612b7 00280000"
+        "0400ffff 00000029 80964195 000055f755911370 00001ab5 00000040 8455de48"
+    );
+    const ACK: [u8; 62] = hex!(
+        "525400990003 525400990002 0800"
+        "45000030 1d6e4000 40110885 0a630002 0a630003 c90612b7 001c0000"
+        "1100ffff 00000029 00b2a1bb 1f000002 dc5e7a0b"
+    );
+
+    fn error(frame: &Frame) -> &str {
+        frame.roce[0].error.as_deref().expect("there is one")
+    }
+
+    #[test]
+    fn a_packet_of_rxe() {
+        let frame = dissect(&ACK);
+        assert_eq!(stack(&frame), ["eth", "ipv4", "udp", "bth"]);
+        assert_eq!(frame.ends.unwrap().ports, Some((0xc906, 4791)));
+        let [roce] = &frame.roce[..] else { panic!("one packet expected") };
+        let headers = roce.headers.unwrap();
+        assert_eq!((headers.bth.opcode, headers.bth.dest_qp().0), (0x11, 0x29));
+        assert_eq!((headers.bth.psn().get(), headers.aeth.is_some()), (0xb2_a1bb, true));
+        assert_eq!((roce.version, roce.icrc, roce.vcrc), (Version::V2, IcrcState::Good, None));
+        assert_eq!((roce.payload_len, &roce.mad, &roce.error), (0, &None, &None));
+        assert_eq!(dissect(&WRITE).roce[0].icrc, IcrcState::Good);
+    }
+
+    #[test]
+    fn routers_change_nothing_that_counts() {
+        // TOS, TTL, checksum, BTH octet 4 are masked; the Identification is not.
+        for (at, icrc) in [
+            (15, IcrcState::Good),
+            (22, IcrcState::Good),
+            (24, IcrcState::Good),
+            (46, IcrcState::Good),
+            (19, IcrcState::Bad),
+            (52, IcrcState::Bad),
+        ] {
+            let mut octets = ACK;
+            octets[at] ^= 1;
+            assert_eq!(dissect(&octets).roce[0].icrc, icrc, "octet {at}");
+        }
+    }
+
+    #[test]
+    fn any_port_may_be_given() {
+        let mut octets = ACK;
+        octets[36..38].copy_from_slice(&5000_u16.to_be_bytes());
+        assert!(dissect(&octets).roce.is_empty());
+        let options = super::super::Options {
+            roce_ports: [4791, 5000].into_iter().collect(),
+            ..Default::default()
+        };
+        let mut dissector = super::super::Dissector::new(options);
+        dissector.handle_record(&record(1, octets.len(), &octets));
+        assert_eq!(dissector.poll_frame().unwrap().roce[0].icrc, IcrcState::Bad);
+    }
+
+    #[test]
+    fn cut_packets_tell_what_they_have() {
+        let whole = framed(false, 7, &sealed(false, 7, 6, 1, &[7; 1024]));
+        for captured in 0..whole.len() {
+            let frame = dissect_cut(&whole, captured);
+            assert_eq!(frame.error, None);
+            if captured < 42 {
+                assert!(frame.roce.is_empty(), "{captured}");
+                continue;
+            }
+            let [roce] = &frame.roce[..] else { panic!("one packet expected") };
+            assert_eq!(roce.icrc, IcrcState::Absent, "{captured}");
+            assert_eq!(roce.headers.is_some(), captured >= 54);
+            match captured {
+                42..54 => assert_eq!(
+                    roce.error,
+                    Some(format!("BTH: 12 octets needed, {} captured of 1056", captured - 42))
+                ),
+                54..70 => assert!(roce.error.as_ref().unwrap().contains("RETH"), "{roce:?}"),
+                _ => assert_eq!((roce.payload_len, &roce.error), (1024, &None)),
+            }
+            if captured >= 54 {
+                assert_eq!(roce.payload_len, 1024);
+            }
+        }
+    }
+
+    #[test]
+    fn malformed_packets_are_told_and_shown() {
+        let first = |octets: &[u8]| dissect(&framed(false, 7, octets));
+        assert_eq!(error(&first(&[4; 11])), "BTH: 12 octets needed, 11 found");
+        let frame = first(&[4; 15]);
+        assert!(frame.roce[0].headers.is_some() && frame.roce[0].icrc == IcrcState::Absent);
+        assert_eq!(stack(&frame).last(), Some(&"bth"));
+        let mut packet = sealed(false, 7, 4, 1, &[]);
+        packet[1] |= 0x30;
+        let frame = first(&packet);
+        assert!(error(&frame).contains("PadCnt"), "{}", error(&frame));
+        packet[1] = 0x41;
+        assert!(error(&first(&packet)).contains("TVer"));
+        // An opcode that nobody defined; the ICRC is right all the same.
+        let mut packet = sealed(false, 7, 4, 1, b"abcd");
+        packet.truncate(16);
+        packet[0] = 0xff;
+        let frame = first(&seal(false, 7, packet));
+        assert_eq!(
+            error(&frame),
+            "BTH: opcode 0xff is not defined, what follows is not looked into"
+        );
+        assert_eq!((frame.roce[0].icrc, frame.roce[0].payload_len), (IcrcState::Good, 4));
+        // Payload behind an ACK, none behind a CNP, more than any path MTU.
+        for (opcode, payload) in [(0x11, 4), (0x81, 0), (0x04, 4100)] {
+            let frame = first(&sealed(false, 7, opcode, 1, &vec![0; payload]));
+            assert!(error(&frame).contains("payload"), "{}", error(&frame));
+            assert_eq!(frame.roce[0].icrc, IcrcState::Good);
+        }
+        assert_eq!(first(&sealed(false, 7, 0x81, 0, &[0; 16])).roce[0].error, None);
+    }
+
+    #[test]
+    fn mads_are_taken_out() {
+        let ud = |opcode, qp, len| {
+            let mut packet = sealed(false, 7, opcode, 1, &vec![7; len]);
+            packet.truncate(packet.len() - ICRC_LEN);
+            packet[7] = qp;
+            framed(false, 7, &seal(false, 7, packet))
+        };
+        let whole = ud(0x64, 1, 256);
+        let frame = dissect(&whole);
+        assert_eq!(stack(&frame), ["eth", "ipv4", "udp", "bth", "mad"]);
+        assert_eq!(frame.roce[0].mad.as_deref(), Some(&[7; 256][..]));
+        assert_eq!(dissect_cut(&whole, 42 + 20 + 24).roce[0].mad.as_ref().unwrap().len(), 24);
+        assert_eq!(dissect_cut(&whole, 42 + 20 + 23).roce[0].mad, None);
+        assert_eq!(dissect(&ud(0x64, 0, 300)).roce[0].mad.as_ref().unwrap().len(), 256);
+        for (opcode, qp, len) in [(0x64, 2, 256), (0x65, 1, 256), (0x04, 1, 256), (0x64, 1, 23)] {
+            assert_eq!(dissect(&ud(opcode, qp, len)).roce[0].mad, None);
+        }
+    }
+
+    fn grh(payload_len: u16) -> Vec<u8> {
+        let mut grh = hex!(
+            "60000000 0000 1b 40 00000000000000000000ffff0a630002 fe800000000000000000000000000003"
+        )
+        .to_vec();
+        grh[4..6].copy_from_slice(&payload_len.to_be_bytes());
+        grh
+    }
+
+    /// A packet with the ICRC that follows from `covered`: what the ICRC covers in front of it.
+    fn native(front: &dyn Fn(&Bth) -> Icrc) -> Vec<u8> {
+        let mut packet = sealed(false, 7, 4, 9, b"abcd");
+        let (covered, found) = packet.split_last_chunk_mut::<ICRC_LEN>().unwrap();
+        let (bth, rest) = Bth::read_from_prefix(covered).unwrap();
+        let mut icrc = front(&bth);
+        icrc.update(rest);
+        *found = icrc.finish();
+        packet
+    }
+
+    #[test]
+    fn roce_v1_ends_where_its_grh_says() {
+        let header = grh(20);
+        let packet = native(&|bth| Icrc::grh(Grh::ref_from_bytes(&header).unwrap(), bth));
+        let mut octets = ethernet(0x8915, &[&header[..], &packet].concat());
+        let frame = dissect(&octets);
+        assert_eq!(stack(&frame), ["eth", "grh", "bth"]);
+        assert_eq!(frame.ends.unwrap().src.to_string(), "10.99.0.2");
+        assert_eq!(frame.ends.unwrap().dst.to_string(), "fe80::3");
+        let roce = &frame.roce[0];
+        assert_eq!((roce.version, roce.icrc, roce.payload_len), (Version::V1, IcrcState::Good, 4));
+        assert!(roce.grh.is_some() && roce.error.is_none());
+        // Padding behind it, or too little.
+        octets.extend([0; 6]);
+        assert_eq!(dissect(&octets).roce[0].icrc, IcrcState::Good);
+        octets.truncate(70);
+        let frame = dissect(&octets);
+        assert_eq!(error(&frame), "GRH: 20 octets announced, 16 found");
+        assert_eq!(frame.roce[0].icrc, IcrcState::Absent);
+        let cut = dissect_cut(&octets[..60], 30);
+        assert_eq!(error(&cut), "GRH: 40 octets needed, 16 captured of 46");
+        octets[20] = 0x3a;
+        assert_eq!(error(&dissect(&octets)), "GRH: next header 0x3a, 0x1b (BTH) expected");
+        octets[14] = 0x40;
+        assert_eq!(error(&dissect(&octets)), "GRH: version 4, 6 expected");
+        assert_eq!(stack(&dissect(&octets)), ["eth", "grh"]);
+    }
+
+    #[test]
+    fn native_infiniband_has_two_checksums() {
+        let ib = |octets: &[u8], captured: usize| {
+            let mut dissector = super::super::Dissector::new(Default::default());
+            let mut record = record(1, octets.len(), &octets[..captured]);
+            record.link = super::super::capture::LinkType::INFINIBAND;
+            dissector.handle_record(&record);
+            dissector.poll_frame().unwrap()
+        };
+        for global in [false, true] {
+            let mut lrh = hex!("0002 0001 0007 0002");
+            lrh[1] |= u8::from(global);
+            lrh[5] += if global { 10 } else { 0 };
+            let header = if global { grh(20) } else { Vec::new() };
+            let grh = Grh::ref_from_bytes(&header).ok();
+            let packet = native(&|bth| Icrc::ib(Lrh::ref_from_bytes(&lrh).unwrap(), grh, bth));
+            let mut octets = [&lrh[..], &header, &packet].concat();
+            octets.extend(vcrc(&octets));
+            let frame = ib(&octets, octets.len());
+            let want = if global { &["lrh", "grh", "bth"][..] } else { &["lrh", "bth"] };
+            assert_eq!((stack(&frame), frame.ends.is_some()), (want.to_vec(), global));
+            let roce = &frame.roce[0];
+            assert_eq!((roce.icrc, roce.vcrc), (IcrcState::Good, Some(IcrcState::Good)));
+            assert_eq!((roce.payload_len, &roce.error), (4, &None));
+            let cut = ib(&octets, octets.len() - 2);
+            assert_eq!(
+                (cut.roce[0].icrc, cut.roce[0].vcrc),
+                (IcrcState::Good, Some(IcrcState::Absent))
+            );
+            let cut = ib(&octets, octets.len() - 3);
+            assert_eq!(cut.roce[0].icrc, IcrcState::Absent);
+            let last = octets.len() - 1;
+            octets[last] ^= 1;
+            assert_eq!(ib(&octets, last + 1).roce[0].vcrc, Some(IcrcState::Bad));
+            octets[last - 10] ^= 1;
+            assert_eq!(ib(&octets, last + 1).roce[0].icrc, IcrcState::Bad);
+            for captured in 0..octets.len() {
+                ib(&octets, captured);
+                ib(&octets[..captured], captured);
+            }
+            octets[5] += 1;
+            let frame = ib(&octets, octets.len());
+            assert!(error(&frame).starts_with("LRH: "), "{}", error(&frame));
+        }
+        let frame = ib(&hex!("0000 0001 0007 0002 00000000"), 12);
+        assert_eq!((stack(&frame), frame.roce.len()), (vec!["lrh", "data"], 0));
+        assert_eq!(error(&ib(&hex!("0002 0001"), 4)), "LRH: 8 octets needed, 4 found");
+    }
+}

@@ -289,3 +289,223 @@ fn continues_psn(info: &Info, before: &Bth, next: &Bth) -> bool {
         Operation::Ack | Operation::Cnp => true,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::*;
+    use super::super::{Frame, Layer};
+    use super::*;
+    use proptest::prelude::*;
+    use std::{vec, vec::Vec};
+
+    const ID: u16 = 0xfffe;
+
+    /// Packets of one message, each with the ICRC it has once it is by itself.
+    fn packets(v6: bool, rising: bool, opcodes: &[u8], len: usize, last: usize) -> Vec<Vec<u8>> {
+        let ends = opcodes.len() - 1;
+        (0..opcodes.len())
+            .map(|i| {
+                let id = if rising { ID.wrapping_add(i as u16) } else { ID };
+                let len = if i == ends { last } else { len };
+                let payload: Vec<u8> = (0..len).map(|at| (at * 7 + i) as u8).collect();
+                sealed(v6, id, opcodes[i], 0xff_fff0 + i as u32, &payload)
+            })
+            .collect()
+    }
+
+    /// FIRST, MIDDLE, …, LAST of a SEND.
+    fn send(count: usize) -> Vec<u8> {
+        (0..count).map(|i| if i == 0 { 0 } else { 1 + u8::from(i + 1 == count) }).collect()
+    }
+
+    fn states(frame: &Frame) -> Vec<IcrcState> {
+        frame.roce.iter().map(|roce| roce.icrc).collect()
+    }
+
+    fn is_train(frame: &Frame, packets: &[Vec<u8>]) {
+        assert_eq!(frame.roce.len(), packets.len());
+        assert_eq!(frame.stack.iter().filter(|layer| **layer == Layer::Bth).count(), 1);
+        for (roce, packet) in frame.roce.iter().zip(packets) {
+            let bth = Bth::ref_from_prefix(packet).unwrap().0;
+            assert_eq!(roce.headers.unwrap().bth, *bth);
+        }
+    }
+
+    #[test]
+    fn trains_are_parted() {
+        for v6 in [false, true] {
+            for rising in [false, true] {
+                for (count, len, last) in
+                    [(2, 1024, 1), (2, 256, 256), (15, 4096, 77), (60, 1024, 8)]
+                {
+                    let packets = packets(v6, rising, &send(count), len, last);
+                    let frame = dissect(&framed(v6, ID, &packets.concat()));
+                    is_train(&frame, &packets);
+                    assert_eq!(states(&frame), vec![IcrcState::Good; count]);
+                    assert_eq!(frame.roce[count - 1].payload_len as usize, last);
+                    assert!(frame.roce.iter().all(|roce| roce.error.is_none()));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_train_may_be_of_many_queue_pairs() {
+        // SENDs of 4 octets and ACKs are of one size.
+        let packets: Vec<Vec<u8>> = (0..6)
+            .map(|i: u16| {
+                let mut packet = match i % 2 {
+                    0 => sealed(false, 0, 4, u32::from(i) * 100_000, b"abcd"),
+                    _ => sealed(false, 0, 0x11, 77, b""),
+                };
+                packet.truncate(16);
+                packet[7] = i as u8;
+                seal(false, ID.wrapping_add(i), packet)
+            })
+            .collect();
+        let frame = dissect(&framed(false, ID, &packets.concat()));
+        is_train(&frame, &packets);
+        assert_eq!(states(&frame), [IcrcState::Good; 6]);
+    }
+
+    proptest! {
+        #[test]
+        fn one_flipped_bit_spoils_one_packet(
+            v6 in any::<bool>(),
+            count in 2usize..60,
+            mtu in prop::sample::select(vec![256usize, 1024]),
+            last in 0usize..256,
+            at in any::<prop::sample::Index>(),
+            bit in 0u8..8,
+        ) {
+            let packets = packets(v6, true, &send(count), mtu, last);
+            let mut octets = packets.concat();
+            let at = at.index(octets.len());
+            let size = packets[0].len();
+            octets[at] ^= 1 << bit;
+            let frame = dissect(&framed(v6, ID, &octets));
+            prop_assert_eq!(frame.roce.len(), count);
+            let mut want = vec![IcrcState::Good; count];
+            if at % size != 4 {
+                // FECN, BECN and the bits beside them are masked.
+                want[at / size] = IcrcState::Bad;
+            }
+            prop_assert_eq!(states(&frame), want);
+        }
+
+        #[test]
+        fn a_cut_train_is_parted_as_far_as_it_goes(
+            v6 in any::<bool>(),
+            count in 2usize..40,
+            captured in any::<prop::sample::Index>(),
+        ) {
+            let packets = packets(v6, true, &send(count), 256, 100);
+            let octets = packets.concat();
+            let whole = framed(v6, ID, &octets);
+            let headers = whole.len() - octets.len();
+            let captured = captured.index(octets.len());
+            let frame = dissect_cut(&whole, headers + captured);
+            let size = packets[0].len();
+            if captured < size + Bth::LEN {
+                // Not enough to know that it is one.
+                prop_assert_eq!(states(&frame), [IcrcState::Absent]);
+                if captured >= Bth::LEN && octets.len() > 4096 + 16 {
+                    let error = frame.roce[0].error.as_ref().unwrap();
+                    prop_assert!(error.contains("train"), "{error}");
+                }
+                return Ok(());
+            }
+            let seen = captured.div_ceil(size);
+            prop_assert_eq!(frame.roce.len(), seen);
+            for (i, roce) in frame.roce.iter().enumerate() {
+                let whole = captured >= i * size + packets[i].len();
+                let want = if whole { IcrcState::Good } else { IcrcState::Absent };
+                prop_assert_eq!(roce.icrc, want);
+            }
+            let told = frame.roce[seen - 1].error.is_some();
+            let there = captured - (seen - 1) * size;
+            prop_assert_eq!(told, seen < count || there < Bth::LEN);
+        }
+
+        /// Whatever an ordinary packet carries, it stays one packet if its ICRC is wrong.
+        #[test]
+        fn an_ordinary_packet_is_not_parted(
+            v6 in any::<bool>(),
+            opcode in prop::sample::select(vec![0u8, 1, 2, 4, 7, 0x0e, 0x10, 0x64]),
+            inner in 16usize..300,
+            same_flow in any::<bool>(),
+            full in any::<bool>(),
+            good in any::<bool>(),
+        ) {
+            // Octets that look like packets of the very same queue pair, one after the other, with
+            // ICRCs that are right elsewhere: a capture that is being copied by RDMA.
+            let inner = inner.next_multiple_of(4);
+            let mut payload = Vec::new();
+            let mut psn = 0xff_fff1;
+            while payload.len() < 4096 {
+                let flow = if same_flow { 7 } else { psn as u16 };
+                payload.extend(sealed(v6, flow, 1, psn, &vec![0; inner]));
+                psn += 1;
+            }
+            payload.truncate(if full { 4096 } else { 1024 });
+            let mut packet = sealed(v6, ID, opcode, 0xff_fff0, &payload);
+            if !good {
+                let last = packet.len() - 1;
+                packet[last] ^= 1;
+            }
+            let frame = dissect(&framed(v6, ID, &packet));
+            let want = if good { IcrcState::Good } else { IcrcState::Bad };
+            prop_assert_eq!(states(&frame), [want]);
+            prop_assert_eq!(frame.roce[0].payload_len as usize, payload.len());
+        }
+
+        #[test]
+        fn random_payload_is_never_parted(
+            v6 in any::<bool>(),
+            payload in prop::collection::vec(any::<u8>(), 16..4096),
+            captured in 42usize..4200,
+        ) {
+            let packet = sealed(v6, ID.wrapping_add(1), 4, 1, &payload);
+            let frame = framed(v6, ID, &packet);
+            let state = if v6 { IcrcState::Good } else { IcrcState::Bad };
+            prop_assert_eq!(states(&dissect(&frame)), [state]);
+            prop_assert!(dissect_cut(&frame, captured).roce.len() <= 1);
+        }
+    }
+
+    #[test]
+    fn a_train_of_wrong_icrcs_is_parted_by_its_story() {
+        // Longer than a packet may be, or a FIRST that is not full: it cannot be one packet.
+        for (count, len, last) in [(2, 4096, 1), (3, 1024, 100), (40, 1024, 1024), (60, 256, 0)] {
+            let mut packets = packets(true, true, &send(count), len, last);
+            for packet in &mut packets {
+                let last = packet.len() - 1;
+                packet[last] ^= 1;
+            }
+            let frame = dissect(&framed(true, ID, &packets.concat()));
+            is_train(&frame, &packets);
+            assert_eq!(states(&frame), vec![IcrcState::Bad; count]);
+            // A story that does not hold: a number is missing.
+            let psn = packets[1][11];
+            packets[1][11] = psn.wrapping_add(1);
+            assert_eq!(dissect(&framed(true, ID, &packets.concat())).roce.len(), 1);
+            packets[1][11] = psn;
+            // Another SEND begins before this one ends.
+            packets[1][0] = 0;
+            assert_eq!(dissect(&framed(true, ID, &packets.concat())).roce.len(), 1);
+        }
+    }
+
+    #[test]
+    fn hostile_octets_take_no_quadratic_time() {
+        // Every 4 octets a BTH might begin.
+        let bth = [0x04, 0x40, 0xff, 0xff];
+        for (v6, fill) in [(false, bth), (true, bth), (false, [0; 4]), (true, [0xff; 4])] {
+            let octets: Vec<u8> = fill.iter().copied().cycle().take(65_480).collect();
+            let frame = framed(v6, ID, &octets);
+            for _ in 0..200 {
+                assert_eq!(dissect(&frame).roce.len(), 1);
+            }
+        }
+    }
+}
