@@ -31,6 +31,8 @@ const VLAN_9100: EtherType = EtherType(0x9100);
 const VLAN_9200: EtherType = EtherType(0x9200);
 const MPLS_UNICAST: EtherType = EtherType(0x8847);
 const MPLS_MULTICAST: EtherType = EtherType(0x8848);
+/// Reverse ARP (RFC 903): ARP's format with two more operations.
+const RARP: EtherType = EtherType(0x8035);
 const MAC_CONTROL: EtherType = EtherType(0x8808);
 const ROCE_V1: EtherType = EtherType(crate::wire::roce::ETHERTYPE);
 /// Below, the field is a length.
@@ -116,7 +118,7 @@ pub(super) fn ethertype<'a>(
                     };
                 }
             }
-            EtherType::ARP => {
+            EtherType::ARP | RARP => {
                 stack.push(Layer::Arp);
                 return Ok(Inner::Other);
             }
@@ -215,13 +217,17 @@ fn cooked<'a>(
 /// order: the families are so small that both can be told apart.
 fn null<'a>(data: &'a [u8], stack: &mut Stack) -> Result<Inner<'a>, String> {
     stack.push(Layer::Null);
-    let (family, rest) = split::<4>("null", data)?;
-    let family = u32::from_le_bytes(*family).min(u32::from_be_bytes(*family));
+    let (octets, rest) = split::<4>("null", data)?;
+    let family = u32::from_le_bytes(*octets).min(u32::from_be_bytes(*octets));
     match family {
         // AF_INET is 2 everywhere. AF_INET6 is 10 on Linux, 23 on Windows, 24 on NetBSD and
         // OpenBSD, 28 on FreeBSD, 30 on macOS.
         2 | 10 | 23 | 24 | 28 | 30 => Ok(Inner::Ip(rest)),
-        _ => other(stack),
+        // Some put an EtherType into the lower half.
+        _ => match EtherType(u16::from_be_bytes([octets[2], octets[3]])) {
+            EtherType::IPV4 | EtherType::IPV6 => Ok(Inner::Ip(rest)),
+            _ => other(stack),
+        },
     }
 }
 
@@ -293,6 +299,7 @@ mod tests {
         let found = eth(&hex!("8915 6000000000001b40"));
         assert_eq!(found, (vec!["eth"], Ok(Inner::RoceV1(grh))));
         assert_eq!(eth(&hex!("0806 0001")), (vec!["eth", "arp"], Ok(Inner::Other)));
+        assert_eq!(eth(&hex!("8035 0001")), (vec!["eth", "arp"], Ok(Inner::Other)));
         assert_eq!(eth(&hex!("88cc 0207")), (vec!["eth", "data"], Ok(Inner::Other)));
         // Nothing behind the header is for the next layer to say.
         assert_eq!(eth(&hex!("0800")), (vec!["eth"], Ok(Inner::Ip(&[]))));
@@ -405,6 +412,8 @@ mod tests {
                     assert_eq!(found, (vec!["null"], Ok(Inner::Ip(&[0x45]))));
                 }
             }
+            let found = walked(&record(link, &hex!("0f000800 45")));
+            assert_eq!(found, (vec!["null"], Ok(Inner::Ip(&[0x45]))));
             let found = walked(&record(link, &hex!("07000000 45")));
             assert_eq!(found, (vec!["null", "data"], Ok(Inner::Other)));
             let (_, inner) = walked(&record(link, &hex!("020000")));
