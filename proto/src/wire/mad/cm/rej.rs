@@ -32,7 +32,7 @@ pub struct Rej<'a> {
     pub remote_comm_id: u32,
     /// What is rejected: [`Self::REQ`], [`Self::REP`] or [`Self::NONE`]; 2 bits.
     pub message: u8,
-    /// Octets of `ari` that are valid, 7 bits; see [`Self::info`].
+    /// Octets of `ari` that are valid, 7 bits; see [`Self::additional_info`].
     pub info_len: u8,
     /// Why.
     pub reason: Reason,
