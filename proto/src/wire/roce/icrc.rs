@@ -8,7 +8,8 @@
 //!                            traffic class, flow label, hop limit               (FECN,     payload, pad
 //!                            of IPv6                                            BECN)
 //!  RoCEv1     8 octets ff    traffic class, flow label, hop limit    -          octet 4    the same
-//!  native     LRH with VL    the same, where there is a GRH          -          octet 4    the same
+//!  native     8 octets ff    the same, where there is a GRH          -          octet 4    the same
+//!             LRH, VL ff     nothing, where there is none            -          octet 4    the same
 //! ```
 //!
 //! On the wire the four octets stand low octet first.
@@ -81,14 +82,15 @@ impl Icrc {
         masked.finish(bth)
     }
 
-    /// Native InfiniBand.
+    /// Native InfiniBand. With a GRH the packet may leave its subnet, where all of the LRH
+    /// changes; without, only the virtual lane may.
     #[inline]
     pub fn ib(lrh: &Lrh, grh: Option<&Grh>, bth: &Bth) -> Self {
+        if let Some(grh) = grh {
+            return Self::grh(grh, bth);
+        }
         let mut masked = Masked::new(lrh.as_bytes());
         masked.octets[0] |= 0xf0;
-        if let Some(grh) = grh {
-            masked.push_ipv6(grh.as_bytes());
-        }
         masked.finish(bth)
     }
 
