@@ -1,37 +1,61 @@
-//! `userdma`: two software RDMA peers over ordinary sockets.
+//! `userdma`: software RDMA peers over ordinary sockets, and a decoder of captures.
 //!
-//! One command a file: [`demo`], [`serve`], [`ping`], [`perf`]. What two of our own commands say
-//! to each other is in [`session`], what rping says in [`rping`].
+//! One command a file: [`demo`], [`serve`], [`ping`], [`perf`]; [`dissect`] has a folder. What two
+//! of our own commands say to each other is in [`session`], what rping says in [`rping`]. Without
+//! the feature `peers` there is [`dissect`] alone, and nothing that opens a socket.
 #![forbid(unsafe_code)]
 
-mod bare;
-mod child;
-mod common;
-mod demo;
+mod dissect;
+#[cfg_attr(not(feature = "peers"), allow(dead_code, reason = "the peers print more than dissect"))]
 mod output;
+
+#[cfg(feature = "peers")]
+mod bare;
+#[cfg(feature = "peers")]
+mod child;
+#[cfg(feature = "peers")]
+mod common;
+#[cfg(feature = "peers")]
+mod demo;
+#[cfg(feature = "peers")]
 mod pattern;
+#[cfg(feature = "peers")]
 mod perf;
+#[cfg(feature = "peers")]
 mod ping;
+#[cfg(feature = "peers")]
 mod rping;
+#[cfg(feature = "peers")]
 mod serve;
+#[cfg(feature = "peers")]
 mod session;
+#[cfg(feature = "peers")]
 mod stop;
 
-use std::{process::ExitCode, time::Duration};
+use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::{Parser, Subcommand};
-use tokio::runtime::{Builder, Runtime};
+#[cfg(feature = "peers")]
+use {
+    anyhow::Context,
+    std::time::Duration,
+    tokio::runtime::{Builder, Runtime},
+};
 
 /// RDMA in user space, over ordinary sockets: no kernel module, no RDMA NIC, no root.
 #[derive(Parser, Debug)]
 #[command(name = "userdma", version, propagate_version = true)]
-#[command(after_help = "\
+#[cfg_attr(
+    feature = "peers",
+    command(after_help = "\
 Examples:
   userdma demo                          see every operation work and verified
   userdma serve --listen 10.0.0.1       rping's server, and that of demo and perf
   userdma ping 10.0.0.1 -c 10           rping's client
-  userdma perf --local --op write --size 1048576 --bw --baseline")]
+  userdma perf --local --op write --size 1048576 --bw --baseline
+  userdma dissect x.pcap                what RDMA a capture carries")
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -39,6 +63,16 @@ struct Cli {
 
 #[derive(Subcommand, Debug)]
 enum Command {
+    #[cfg(feature = "peers")]
+    #[command(flatten)]
+    Peer(Peer),
+    Dissect(dissect::Dissect),
+}
+
+/// The commands that have sockets.
+#[cfg(feature = "peers")]
+#[derive(Subcommand, Debug)]
+enum Peer {
     Demo(demo::Demo),
     Serve(serve::Serve),
     Ping(ping::Ping),
@@ -49,15 +83,18 @@ enum Command {
 }
 
 /// Arguments that contradict each other, found after parsing: exit status 2.
+#[cfg(feature = "peers")]
 #[derive(Debug)]
 pub(crate) struct Usage(pub(crate) String);
 
+#[cfg(feature = "peers")]
 impl std::fmt::Display for Usage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.0)
     }
 }
 
+#[cfg(feature = "peers")]
 impl std::error::Error for Usage {}
 
 fn main() -> ExitCode {
@@ -66,29 +103,43 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(e) => {
             output::note(&format!("error: {}", chain(&e)));
-            if e.is::<Usage>() { ExitCode::from(2) } else { ExitCode::FAILURE }
+            #[cfg(feature = "peers")]
+            if e.is::<Usage>() {
+                return ExitCode::from(2);
+            }
+            ExitCode::FAILURE
         }
     }
 }
 
 fn run(command: Command) -> Result<ExitCode> {
+    match command {
+        #[cfg(feature = "peers")]
+        Command::Peer(peer) => run_peer(peer),
+        Command::Dissect(args) => dissect::run(&args),
+    }
+}
+
+#[cfg(feature = "peers")]
+fn run_peer(peer: Peer) -> Result<ExitCode> {
     let runtime = Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    let code = match command {
-        Command::Demo(args) => runtime.block_on(demo::run(args)),
-        Command::Serve(args) => runtime.block_on(serve::run(args)),
-        Command::Ping(args) => runtime.block_on(ping::run(args)),
-        Command::Perf(args) => perf::run(args, &runtime),
-        Command::BareServer => bare::serve(),
+    let code = match peer {
+        Peer::Demo(args) => runtime.block_on(demo::run(args)),
+        Peer::Serve(args) => runtime.block_on(serve::run(args)),
+        Peer::Ping(args) => runtime.block_on(ping::run(args)),
+        Peer::Perf(args) => perf::run(args, &runtime),
+        Peer::BareServer => bare::serve(),
     };
     finish(runtime);
     code
 }
 
 /// Ends the runtime's tasks, and waits a moment for threads that measure to see that they shall stop.
+#[cfg(feature = "peers")]
 fn finish(runtime: Runtime) {
     runtime.shutdown_timeout(Duration::from_millis(200));
 }

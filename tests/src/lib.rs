@@ -1,4 +1,7 @@
-//! What the tests share: memory that is nothing but a vector, and two connections in virtual time.
+//! What the tests share: memory that is nothing but a vector, two connections in virtual time, and
+//! the judge of decoded captures.
+
+pub mod truth;
 
 use std::{
     cell::RefCell,
@@ -38,7 +41,8 @@ pub fn ipv6() -> bool {
     found
 }
 
-fn skipped(why: &str) {
+/// Says on stderr that something was left out, and why: `.ci/run` repeats such lines.
+pub fn skipped(why: &str) {
     // Not by eprintln: what a passing test prints with that is not shown.
     let line = format!("SKIPPED: {why}\n");
     std::io::stderr().write_all(line.as_bytes()).expect("stderr takes a line");

@@ -1,0 +1,157 @@
+//! What is read, and where lines go.
+
+use std::{
+    cell::RefCell,
+    fs::File,
+    io::{self, IsTerminal, Read, Write},
+    path::Path,
+    rc::Rc,
+};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::line::Line;
+
+/// Octets of lines that are kept before they go out.
+const ENOUGH: usize = 64 << 10;
+
+/// From this size on a file is worth a progress bar.
+const LARGE: u64 = 16 << 20;
+
+/// An opened capture.
+pub(super) enum Input {
+    /// A file with an end: it can be read to it at any time.
+    File(File, u64),
+    /// A pipe, a socket, a device: more may come, and somebody waits for what is there already.
+    Live(Box<dyn Read>),
+}
+
+impl Input {
+    /// Opens a file, or stdin for `-`.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with it, and what to do, in words.
+    pub(super) fn open(path: &Path) -> Result<Self, String> {
+        if path == Path::new("-") {
+            return Self::stdin();
+        }
+        let file = File::open(path).map_err(|e| plain(&e))?;
+        let metadata = file.metadata().map_err(|e| plain(&e))?;
+        if metadata.is_dir() {
+            return Err("is a directory, not a capture".into());
+        }
+        Ok(if metadata.is_file() {
+            Self::File(file, metadata.len())
+        } else {
+            Self::Live(Box::new(file))
+        })
+    }
+
+    fn stdin() -> Result<Self, String> {
+        if io::stdin().is_terminal() {
+            return Err("this is a terminal; send a capture into it, such as \
+                        `tcpdump -U -w - port 4791 | userdma dissect -`"
+                .into());
+        }
+        #[cfg(unix)]
+        {
+            use std::os::fd::AsFd;
+
+            let fd = io::stdin().as_fd().try_clone_to_owned().map_err(|e| plain(&e))?;
+            let file = File::from(fd);
+            match file.metadata() {
+                Ok(metadata) if metadata.is_file() => Ok(Self::File(file, metadata.len())),
+                Ok(metadata) if metadata.is_dir() => Err("is a directory, not a capture".into()),
+                _ => Ok(Self::Live(Box::new(file))),
+            }
+        }
+        #[cfg(not(unix))]
+        Ok(Self::Live(Box::new(io::stdin())))
+    }
+
+    pub(super) fn is_live(&self) -> bool {
+        matches!(self, Self::Live(_))
+    }
+
+    /// A reader of it. Of a live input it sends out what `sink` has before it waits for more; of a
+    /// large file it shows how far it is.
+    pub(super) fn into_read(self, sink: &Rc<RefCell<Sink>>) -> Box<dyn Read> {
+        match self {
+            Self::Live(input) => Box::new(Flushing { input, sink: Rc::clone(sink) }),
+            Self::File(file, len)
+                if len > LARGE && io::stderr().is_terminal() && !io::stdout().is_terminal() =>
+            {
+                Box::new(progress(len).wrap_read(file))
+            }
+            Self::File(file, _) => Box::new(file),
+        }
+    }
+}
+
+/// An error without the number that std prints behind it.
+pub(super) fn plain(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::NotFound => "no such file".into(),
+        io::ErrorKind::PermissionDenied => "permission denied".into(),
+        _ => error.to_string(),
+    }
+}
+
+fn progress(len: u64) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(len), ProgressDrawTarget::stderr());
+    let style = "{wide_bar} {bytes}/{total_bytes}, {bytes_per_sec}, {eta} left";
+    // The template is constant and valid; were it not, the default would do.
+    bar.with_style(ProgressStyle::with_template(style).unwrap_or(ProgressStyle::default_bar()))
+        .with_finish(indicatif::ProgressFinish::AndClear)
+}
+
+struct Flushing {
+    input: Box<dyn Read>,
+    sink: Rc<RefCell<Sink>>,
+}
+
+impl Read for Flushing {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if !self.sink.borrow_mut().flush() {
+            return Err(io::Error::other("the output is gone"));
+        }
+        self.input.read(buffer)
+    }
+}
+
+/// Lines on their way out.
+pub(super) struct Sink {
+    /// What was not yet sent; append here.
+    pub(super) lines: Line,
+    output: Box<dyn Write>,
+    failure: Option<io::Error>,
+}
+
+impl Sink {
+    pub(super) fn new(output: Box<dyn Write>, colours: bool) -> Self {
+        Self { lines: Line::new(colours), output, failure: None }
+    }
+
+    /// To be called behind each line. Whether the output can still be written to.
+    #[inline]
+    pub(super) fn end_line(&mut self) -> bool {
+        self.lines.as_bytes().len() < ENOUGH || self.flush()
+    }
+
+    /// Sends everything out. Whether that worked, and all before it.
+    pub(super) fn flush(&mut self) -> bool {
+        if self.failure.is_none() {
+            let lines = self.lines.as_bytes();
+            let sent = self.output.write_all(lines).and_then(|()| self.output.flush());
+            self.failure = sent.err();
+        }
+        self.lines.clear();
+        self.failure.is_none()
+    }
+
+    /// Why the output could not be written to.
+    pub(super) fn failure(&self) -> Option<&io::Error> {
+        self.failure.as_ref()
+    }
+}
