@@ -63,7 +63,7 @@ impl Text {
         self.time(line, frame.time_ns);
         line.text("  ");
         self.ends(line, frame);
-        tags(line, frame);
+        line.text("  ");
         contents(line, frame);
         if let Some(error) = &frame.error {
             wrong(line, "error: ", error);
@@ -162,7 +162,6 @@ fn end(line: &mut Line, ends: &Ends, src: bool, is_roce: bool) {
 
 /// What is around the packet, and unusual.
 fn tags(line: &mut Line, frame: &Frame) {
-    line.text("  ");
     let around = |layer: &&Layer| {
         matches!(layer, Layer::Vlan | Layer::Mpls | Layer::Gre | Layer::Vxlan | Layer::Geneve)
     };
@@ -174,12 +173,14 @@ fn tags(line: &mut Line, frame: &Frame) {
 
 fn contents(line: &mut Line, frame: &Frame) {
     if !frame.roce.is_empty() {
+        tags(line, frame);
         if frame.ip.is_some_and(|ip| ip.ecn == 3) {
             line.paint(Style::Warn, |line| line.text("ECN CE"));
             line.text("  ");
         }
         packets(line, &frame.roce);
     } else if !frame.iwarp.is_empty() {
+        tags(line, frame);
         iwarp::found(line, &frame.iwarp);
         if let Some(tcp) = frame.tcp.filter(|tcp| tcp.flags & (FIN | RST) != 0) {
             line.text("  ");
@@ -188,6 +189,7 @@ fn contents(line: &mut Line, frame: &Frame) {
     } else if let Some(pause) = &frame.pause {
         pauses(line, pause);
     } else if let Some(tcp) = &frame.tcp {
+        tags(line, frame);
         line.paint(Style::Dim, |line| segment(line, tcp));
     } else {
         line.paint(Style::Dim, |line| {
@@ -572,7 +574,10 @@ fn mad(line: &mut Line, octets: &[u8]) {
 /// A message of the connection manager in words.
 fn cm(line: &mut Line, message: &Message<'_>) {
     let (ip_cm, data) = fields::private_data(message);
-    line.text("  ");
+    // These two say nothing but whose they are.
+    if !matches!(message, Message::Rtu(_) | Message::Drep(_)) {
+        line.text("  ");
+    }
     match message {
         Message::Req(m) => {
             service(line, m.service_id, ip_cm.as_ref());
@@ -622,12 +627,13 @@ fn cm(line: &mut Line, message: &Message<'_>) {
                     Some(name) => line.text(name),
                     None => line.text("reason"),
                 }
-                line.byte(b' ');
+                line.text(" (");
                 line.num(m.reason.0);
+                line.byte(b')');
             });
             line.text(match m.message {
-                0 => ", to the REQ",
-                1 => ", to the REP",
+                0 => ", answers the REQ",
+                1 => ", answers the REP",
                 _ => "",
             });
             identifiers(line, m.local_comm_id, Some(m.remote_comm_id));
@@ -942,7 +948,7 @@ mod tests {
     #[test]
     fn times() {
         let mut text = Text::new(Time::Relative, false);
-        let mut at = |text: &mut Text, time_ns| {
+        let at = |text: &mut Text, time_ns| {
             let frame = Frame { time_ns, ..bare_frame(&[Layer::Eth], None) };
             let line = written(|line| text.frame(line, &frame));
             line[6..].split("  10.0.0.1").next().unwrap().to_owned()

@@ -83,7 +83,7 @@ impl Walk<'_> {
     /// already named.
     fn ip<'a>(&mut self, octets: &'a [u8], missing: usize, whole: bool) -> Option<Next<'a>> {
         let Some(first) = octets.first() else {
-            return self.short("IP header", 1, octets, missing);
+            return self.short("IP header", 20, octets, missing);
         };
         let layer = match first >> 4 {
             4 => Layer::Ipv4,
@@ -507,5 +507,288 @@ impl Walk<'_> {
     /// The first problem is told.
     fn fail(&mut self, what: String) {
         self.frame.error.get_or_insert(what);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::*;
+    use super::*;
+    use hex_literal::hex;
+    use std::{string::ToString, vec};
+
+    /// A frame of IPv4.
+    fn frame4(protocol: u8, payload: &[u8]) -> Vec<u8> {
+        ethernet(0x0800, &ipv4(7, 0, protocol, payload))
+    }
+
+    fn frame6(next_header: u8, payload: &[u8]) -> Vec<u8> {
+        ethernet(0x86dd, &ipv6(next_header, payload))
+    }
+
+    fn error(frame: &[u8]) -> String {
+        dissect(frame).error.expect("there is one")
+    }
+
+    const TCP: [u8; 20] = hex!("1c06 1c07 00000064 000000c8 5018 ffff 0000 0000");
+
+    #[test]
+    fn a_frame_tells_of_ip_and_udp() {
+        let frame = dissect(&frame4(17, &udp(53, b"x")));
+        assert_eq!(stack(&frame), ["eth", "ipv4", "udp"]);
+        let src = "10.99.0.2".parse().unwrap();
+        let dst = "10.99.0.3".parse().unwrap();
+        assert_eq!(frame.ends, Some(Ends { src, dst, ports: Some((55_410, 53)) }));
+        assert_eq!(frame.ip, Some(IpInfo { dscp: 0, ecn: 2, ttl: 64 }));
+        let frame = dissect(&frame6(17, &udp(53, b"x")));
+        assert_eq!(stack(&frame), ["eth", "ipv6", "udp"]);
+        assert_eq!(frame.ip, Some(IpInfo { dscp: 3, ecn: 1, ttl: 63 }));
+        assert_eq!(frame.ends.unwrap().dst.to_string(), "fd99::3");
+        assert_eq!((frame.error, frame.tcp), (None, None));
+    }
+
+    #[test]
+    fn padding_is_no_payload() {
+        let mut octets = frame4(6, &TCP);
+        octets.resize(60, 0);
+        let frame = dissect(&octets);
+        let want = TcpInfo { seq: 100, ack: 200, flags: 0x18, payload_len: 0 };
+        assert_eq!((stack(&frame), frame.tcp), (vec!["eth", "ipv4", "tcp"], Some(want)));
+    }
+
+    #[test]
+    fn a_length_of_0_means_the_rest() {
+        let mut octets = frame4(6, &[&TCP[..], &[0; 30]].concat());
+        octets[16..18].copy_from_slice(&[0, 0]);
+        assert_eq!(dissect(&octets).tcp.unwrap().payload_len, 30);
+        let mut octets = frame6(6, &[&TCP[..], &[0; 40]].concat());
+        octets[18..20].copy_from_slice(&[0, 0]);
+        let frame = dissect(&octets);
+        assert_eq!((frame.tcp.unwrap().payload_len, frame.error), (40, None));
+    }
+
+    #[test]
+    fn options_and_extension_headers_are_passed() {
+        let mut packet = ipv4(7, 0, 17, &[&[1, 1, 1, 0][..], &udp(53, b"x")].concat());
+        packet[0] = 0x46;
+        assert_eq!(stack(&dissect(&ethernet(0x0800, &packet))), ["eth", "ipv4", "udp"]);
+        let extensions = hex!(
+            "2b 00 0104 00000000" // hop by hop
+            "3c 00 0000 00000000" // routing
+            "33 01 010c 00000000 00000000 00000000" // destination options
+            "87 04 0000 00000001 00000001 000000000000000000000000" // authentication
+            "2c 00 0000 00000000" // mobility
+            "11 00 0000 00000009" // a fragment that is all
+        );
+        let frame = dissect(&frame6(0, &[&extensions[..], &udp(53, b"x")].concat()));
+        assert_eq!((stack(&frame), frame.error), (vec!["eth", "ipv6", "udp"], None));
+        assert_eq!(frame.ends.unwrap().ports, Some((55_410, 53)));
+        let authenticated = [&hex!("11 01 0000 00000001 00000001")[..], &udp(53, b"x")].concat();
+        assert_eq!(stack(&dissect(&frame4(51, &authenticated))), ["eth", "ipv4", "udp"]);
+    }
+
+    #[test]
+    fn tunnels_are_walked() {
+        let inner4 = ipv4(8, 0, 17, &udp(53, b"x"));
+        let inner6 = ipv6(17, &udp(53, b"x"));
+        let inner = ethernet(0x0800, &inner4);
+        let vxlan = [&hex!("0800000000000100")[..], &inner].concat();
+        let behind = |header: &[u8], inner: &[u8]| [header, inner].concat();
+        for (outer, protocol, payload, want) in [
+            (4, 4, inner4.clone(), "eth ipv4 ipv4 udp"),
+            (4, 41, inner6.clone(), "eth ipv4 ipv6 udp"),
+            (6, 4, inner4.clone(), "eth ipv6 ipv4 udp"),
+            (6, 41, inner6.clone(), "eth ipv6 ipv6 udp"),
+            (4, 137, behind(&hex!("00064140"), &inner4), "eth ipv4 mpls ipv4 udp"),
+            (6, 143, inner.clone(), "eth ipv6 eth ipv4 udp"),
+            (4, 47, behind(&hex!("0000 0800"), &inner4), "eth ipv4 gre ipv4 udp"),
+            (4, 47, behind(&hex!("8000 86dd 00000000"), &inner6), "eth ipv4 gre ipv6 udp"),
+            (
+                6,
+                47,
+                behind(&hex!("b000 6558 00000000 00000001 00000002"), &inner),
+                "eth ipv6 gre eth ipv4 udp",
+            ),
+            (
+                4,
+                47,
+                behind(&hex!("2000 8847 00000001 00064140"), &inner4),
+                "eth ipv4 gre mpls ipv4 udp",
+            ),
+            (4, 47, hex!("3001 880b 00000000 00000001").to_vec(), "eth ipv4 gre data"),
+            (4, 47, hex!("0000 0000").to_vec(), "eth ipv4 gre data"),
+            (4, 47, hex!("0000 88be 00").to_vec(), "eth ipv4 gre data"),
+            (4, 17, udp(4789, &vxlan), "eth ipv4 udp vxlan eth ipv4 udp"),
+            (6, 17, udp(8472, &vxlan), "eth ipv6 udp vxlan eth ipv4 udp"),
+            (4, 17, udp(4789, &[0; 8]), "eth ipv4 udp vxlan data"),
+            (
+                4,
+                17,
+                udp(6081, &behind(&hex!("0240 6558 00000100 0102800100000000"), &inner)),
+                "eth ipv4 udp geneve eth ipv4 udp",
+            ),
+            (
+                4,
+                17,
+                udp(6081, &behind(&hex!("0000 0800 00000100"), &inner4)),
+                "eth ipv4 udp geneve ipv4 udp",
+            ),
+            (4, 1, vec![8, 0, 0, 0], "eth ipv4 icmp"),
+            (6, 58, vec![128, 0, 0, 0], "eth ipv6 icmp"),
+            (4, 89, vec![0], "eth ipv4 data"),
+        ] {
+            let octets =
+                if outer == 4 { frame4(protocol, &payload) } else { frame6(protocol, &payload) };
+            let frame = dissect(&octets);
+            assert_eq!((stack(&frame).join(" "), frame.error), (want.into(), None));
+            if want.ends_with("udp") {
+                // The innermost header is the one that is told of.
+                let src = if want.ends_with("ipv6 udp") { "fd99::2" } else { "10.99.0.2" };
+                let ends = frame.ends.unwrap();
+                assert_eq!((ends.src.to_string(), ends.ports), (src.into(), Some((55_410, 53))));
+            }
+        }
+    }
+
+    #[test]
+    fn tunnels_end_somewhere() {
+        let nested = |depth: usize| {
+            let mut packet = ipv4(8, 0, 17, &udp(53, b"x"));
+            for _ in 1..depth {
+                packet = ipv4(8, 0, 4, &packet);
+            }
+            dissect(&ethernet(0x0800, &packet))
+        };
+        let frame = nested(MAX_NESTING);
+        assert_eq!((frame.stack.len(), frame.error), (MAX_NESTING + 2, None));
+        assert_eq!(
+            nested(MAX_NESTING + 1).error.unwrap(),
+            "16 IP headers are nested: what is in the last is not looked into"
+        );
+        let deepest = nested(MAX_NESTING + 1000);
+        assert_eq!(deepest.stack.len(), MAX_NESTING + 1);
+    }
+
+    #[test]
+    fn malformed_headers_are_told() {
+        let change = |mut octets: Vec<u8>, at: usize, value: u8| {
+            octets[at] = value;
+            octets
+        };
+        let udp4 = frame4(17, &udp(53, b"x"));
+        for (octets, want) in [
+            (change(udp4.clone(), 14, 0x55), "IP: version 5, 4 or 6 expected"),
+            (change(udp4.clone(), 14, 0x44), "IPv4: header length 16, at least 20 octets expected"),
+            (change(udp4.clone(), 14, 0x4f), "IPv4 header: 60 octets needed, 29 found"),
+            (
+                change(udp4.clone(), 17, 19),
+                "IPv4: total length 19, at least the header's 20 expected",
+            ),
+            (change(udp4.clone(), 17, 30), "IPv4: 10 octets of payload announced, 9 found"),
+            (change(udp4.clone(), 39, 7), "UDP: length 7, at least 8 expected"),
+            (change(udp4.clone(), 39, 10), "UDP: 2 octets of payload announced, 1 found"),
+            (frame4(17, &[0; 7]), "UDP header: 8 octets needed, 7 found"),
+            (frame4(6, &TCP[..19]), "TCP header: 20 octets needed, 19 found"),
+            (
+                frame4(6, &change(TCP.to_vec(), 12, 0x40)),
+                "TCP: header length 16, at least 20 octets expected",
+            ),
+            (frame4(6, &change(TCP.to_vec(), 12, 0x60)), "TCP header: 24 octets needed, 20 found"),
+            (frame4(4, &[]), "IP header: 20 octets needed, 0 found"),
+            (frame4(41, &[0x60]), "IPv6 header: 40 octets needed, 1 found"),
+            (frame4(51, &[17, 1, 0, 0]), "IP authentication header: 12 octets needed, 4 found"),
+            (
+                frame6(60, &[17, 1, 0, 0, 0, 0, 0, 0]),
+                "IPv6 extension header: 16 octets needed, 8 found",
+            ),
+            (frame6(44, &[17, 0]), "IPv6 fragment header: 8 octets needed, 2 found"),
+            (frame4(47, &[0, 0, 8]), "GRE header: 4 octets needed, 3 found"),
+            (frame4(47, &[0xb0, 0, 8, 0, 0]), "GRE header: 16 octets needed, 5 found"),
+            (frame4(17, &udp(4789, &[8])), "VXLAN header: 8 octets needed, 1 found"),
+            (frame4(17, &udp(6081, &[0; 7])), "Geneve header: 8 octets needed, 7 found"),
+            (
+                frame4(17, &udp(6081, &[1, 0, 8, 0, 0, 0, 0, 0])),
+                "Geneve options: 4 octets needed, 0 found",
+            ),
+            (
+                ethernet(0x0800, &ipv4(7, 0x2000, 17, &[0; 9])),
+                "IP fragment: 9 octets, a multiple of 8 expected where more follow",
+            ),
+        ] {
+            assert_eq!(error(&octets), want);
+        }
+    }
+
+    #[test]
+    fn what_the_capture_cut_is_no_error() {
+        let inner = ethernet(0x0800, &ipv4(8, 0, 6, &[&TCP[..], &[0; 30]].concat()));
+        let vxlan = [&hex!("0800000000000100")[..], &inner].concat();
+        let gre = [&hex!("b000 6558 00000000 00000001 00000002")[..], &inner].concat();
+        let extended = [&hex!("06 00 0104 00000000")[..], &TCP].concat();
+        for whole in [
+            frame4(17, &udp(4789, &vxlan)),
+            frame4(47, &gre),
+            frame6(0, &extended),
+            ethernet(0x0800, &ipv4(7, 0x2000, 17, &[0; 64])),
+        ] {
+            let full = dissect(&whole);
+            for captured in 0..whole.len() {
+                let frame = dissect_cut(&whole, captured);
+                assert_eq!(frame.error, None, "{captured} of {}", whole.len());
+                assert!(
+                    full.stack.starts_with(&frame.stack)
+                        || frame.stack.last() == Some(&Layer::Data)
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_cut_tcp_header_tells_what_it_has() {
+        let mut tcp = TCP.to_vec();
+        tcp[12] = 0x80;
+        tcp.extend([1; 12]);
+        tcp.extend([0; 100]);
+        let whole = frame4(6, &tcp);
+        for captured in [54, 60, 66, 70] {
+            let info = dissect_cut(&whole, captured).tcp.unwrap();
+            assert_eq!((info.seq, info.payload_len), (100, 100), "{captured}");
+        }
+        let frame = dissect_cut(&whole, 40);
+        assert_eq!((frame.tcp, frame.ends.unwrap().ports), (None, Some((0x1c06, 0x1c07))));
+    }
+
+    #[test]
+    fn a_datagram_in_fragments_is_told_where_it_is_whole() {
+        for v6 in [false, true] {
+            let packet = sealed(v6, 0x1234, 6, 1, &[7; 1024]);
+            // Its ICRC has DF, which the header keeps.
+            let datagram = udp(4791, &packet);
+            let cut = |from: usize, to: usize| {
+                let more = u16::from(to < datagram.len());
+                let piece = &datagram[from..to];
+                if v6 {
+                    let mut header = hex!("1100 0000 00000009").to_vec();
+                    header[2..4].copy_from_slice(&(from as u16 | more).to_be_bytes());
+                    ethernet(0x86dd, &ipv6(44, &[&header, piece].concat()))
+                } else {
+                    let flags = 0x4000 | more << 13 | (from / 8) as u16;
+                    ethernet(0x0800, &ipv4(0x1234, flags, 17, piece))
+                }
+            };
+            let [a, b, c] = [cut(0, 400), cut(400, 800), cut(800, datagram.len())];
+            let frames = dissect_all(&[(&c, 9999), (&a, 9999), (&a, 9999), (&b, 9999)]);
+            let ip = if v6 { "ipv6" } else { "ipv4" };
+            for frame in &frames[..3] {
+                assert_eq!((stack(frame), &frame.error), (vec!["eth", ip, "data"], &None));
+            }
+            assert_eq!(stack(&frames[3]), ["eth", ip, "udp", "bth"]);
+            let roce = &frames[3].roce[0];
+            assert_eq!((roce.icrc, roce.payload_len), (super::super::IcrcState::Good, 1024));
+            assert_eq!(frames[3].ends.unwrap().ports, Some((55_410, 4791)));
+            // A fragment that the capture cut completes nothing.
+            let frames = dissect_all(&[(&a, 9999), (&b, 100), (&c, 9999)]);
+            assert!(frames.iter().all(|frame| frame.roce.is_empty() && frame.error.is_none()));
+        }
     }
 }

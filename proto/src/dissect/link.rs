@@ -31,6 +31,8 @@ const VLAN_9100: EtherType = EtherType(0x9100);
 const VLAN_9200: EtherType = EtherType(0x9200);
 const MPLS_UNICAST: EtherType = EtherType(0x8847);
 const MPLS_MULTICAST: EtherType = EtherType(0x8848);
+/// Reverse ARP (RFC 903): ARP's format with two more operations.
+const RARP: EtherType = EtherType(0x8035);
 const MAC_CONTROL: EtherType = EtherType(0x8808);
 const ROCE_V1: EtherType = EtherType(crate::wire::roce::ETHERTYPE);
 /// Below, the field is a length.
@@ -116,7 +118,7 @@ pub(super) fn ethertype<'a>(
                     };
                 }
             }
-            EtherType::ARP => {
+            EtherType::ARP | RARP => {
                 stack.push(Layer::Arp);
                 return Ok(Inner::Other);
             }
@@ -215,13 +217,17 @@ fn cooked<'a>(
 /// order: the families are so small that both can be told apart.
 fn null<'a>(data: &'a [u8], stack: &mut Stack) -> Result<Inner<'a>, String> {
     stack.push(Layer::Null);
-    let (family, rest) = split::<4>("null", data)?;
-    let family = u32::from_le_bytes(*family).min(u32::from_be_bytes(*family));
+    let (octets, rest) = split::<4>("null", data)?;
+    let family = u32::from_le_bytes(*octets).min(u32::from_be_bytes(*octets));
     match family {
         // AF_INET is 2 everywhere. AF_INET6 is 10 on Linux, 23 on Windows, 24 on NetBSD and
         // OpenBSD, 28 on FreeBSD, 30 on macOS.
         2 | 10 | 23 | 24 | 28 | 30 => Ok(Inner::Ip(rest)),
-        _ => other(stack),
+        // Some put an EtherType into the lower half.
+        _ => match EtherType(u16::from_be_bytes([octets[2], octets[3]])) {
+            EtherType::IPV4 | EtherType::IPV6 => Ok(Inner::Ip(rest)),
+            _ => other(stack),
+        },
     }
 }
 
@@ -253,4 +259,252 @@ fn split<'a, const N: usize>(
 
 fn cut(layer: &str, error: &LenError) -> String {
     format!("{layer}: {} octets needed, {} found", error.required_len, error.len)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hex_literal::hex;
+    use proptest::prelude::*;
+    use std::{vec, vec::Vec};
+
+    fn record(link: LinkType, data: &[u8]) -> Record<'_> {
+        Record { number: 1, time_ns: None, len: data.len() as u32, data, link, erf: None }
+    }
+
+    /// The stack's names, and what is carried.
+    fn walked<'a>(record: &Record<'a>) -> (Vec<&'static str>, Result<Inner<'a>, String>) {
+        let mut stack = Stack::new();
+        let inner = walk(record, &mut stack);
+        (stack.iter().map(|layer| layer.name()).collect(), inner)
+    }
+
+    /// A frame after its two MAC addresses.
+    fn eth(rest: &[u8]) -> (Vec<&'static str>, Result<Inner<'_>, String>) {
+        let frame = [&hex!("020000000001 020000000002")[..], rest].concat();
+        walked(&record(LinkType::ETHERNET, Vec::leak(frame)))
+    }
+
+    fn told<T>(result: Result<T, String>) -> String {
+        result.err().expect("an error")
+    }
+
+    #[test]
+    fn ethernet_carries_ip_roce_and_arp() {
+        let ip = &hex!("45000014")[..];
+        assert_eq!(eth(&hex!("0800 45000014")), (vec!["eth"], Ok(Inner::Ip(ip))));
+        let ip = &hex!("60000000")[..];
+        assert_eq!(eth(&hex!("86dd 60000000")), (vec!["eth"], Ok(Inner::Ip(ip))));
+        let grh = &hex!("6000000000001b40")[..];
+        let found = eth(&hex!("8915 6000000000001b40"));
+        assert_eq!(found, (vec!["eth"], Ok(Inner::RoceV1(grh))));
+        assert_eq!(eth(&hex!("0806 0001")), (vec!["eth", "arp"], Ok(Inner::Other)));
+        assert_eq!(eth(&hex!("8035 0001")), (vec!["eth", "arp"], Ok(Inner::Other)));
+        assert_eq!(eth(&hex!("88cc 0207")), (vec!["eth", "data"], Ok(Inner::Other)));
+        // Nothing behind the header is for the next layer to say.
+        assert_eq!(eth(&hex!("0800")), (vec!["eth"], Ok(Inner::Ip(&[]))));
+    }
+
+    #[test]
+    fn vlan_tags_of_every_kind() {
+        let rest = &hex!("45")[..];
+        for tag in [hex!("8100"), hex!("88a8"), hex!("9100"), hex!("9200")] {
+            let frame = [&tag[..], &hex!("0064 8100 6065 0800 45")].concat();
+            assert_eq!(eth(&frame), (vec!["eth", "vlan", "vlan"], Ok(Inner::Ip(rest))));
+        }
+        let grh = &hex!("60")[..];
+        let found = eth(&hex!("8100 6064 8915 60"));
+        assert_eq!(found, (vec!["eth", "vlan"], Ok(Inner::RoceV1(grh))));
+        // LLC behind a tag, without SNAP: a spanning tree frame.
+        let found = eth(&hex!("8100 0064 0003 424203"));
+        assert_eq!(found, (vec!["eth", "vlan", "llc", "data"], Ok(Inner::Other)));
+    }
+
+    #[test]
+    fn mpls_labels_down_to_the_bottom() {
+        let ip = &hex!("45")[..];
+        let found = eth(&hex!("8847 000640ff 00065140 45"));
+        assert_eq!(found, (vec!["eth", "mpls", "mpls"], Ok(Inner::Ip(ip))));
+        let ip = &hex!("60")[..];
+        let found = eth(&hex!("8100 0064 8848 00065140 60"));
+        assert_eq!(found, (vec!["eth", "vlan", "mpls"], Ok(Inner::Ip(ip))));
+        // A pseudowire's control word; nothing at all.
+        let found = eth(&hex!("8847 00065140 00000000"));
+        assert_eq!(found, (vec!["eth", "mpls", "data"], Ok(Inner::Other)));
+        let found = eth(&hex!("8847 00065140"));
+        assert_eq!(found, (vec!["eth", "mpls", "data"], Ok(Inner::Other)));
+    }
+
+    #[test]
+    fn lengths_instead_of_ethertypes() {
+        // SNAP with an EtherType, and padding behind the length.
+        let ip = &hex!("4500")[..];
+        let found = eth(&hex!("000a aaaa03 000000 0800 4500 ffffffff"));
+        assert_eq!(found, (vec!["eth", "llc"], Ok(Inner::Ip(ip))));
+        let found = eth(&hex!("000a aaaa03 0000f8 0800 4500"));
+        assert_eq!(found, (vec!["eth", "llc"], Ok(Inner::Ip(ip))));
+        // Cisco's OUI; a number below the EtherTypes; a spanning tree; Novell's raw IPX.
+        for frame in [
+            &hex!("000a aaaa03 00000c 2000 02b4")[..],
+            &hex!("000a aaaa03 000000 0064 4500"),
+            &hex!("0005 424203 0000"),
+        ] {
+            assert_eq!(eth(frame), (vec!["eth", "llc", "data"], Ok(Inner::Other)));
+        }
+        let found = eth(&hex!("0022 ffff 0022"));
+        assert_eq!(found, (vec!["eth", "data"], Ok(Inner::Other)));
+        // The length, not the frame's end, is where the header is cut.
+        let (stack, inner) = eth(&hex!("0002 aaaa03 000000 0800 4500"));
+        assert_eq!(stack, ["eth", "llc"]);
+        assert_eq!(told(inner), "LLC: 3 octets needed, 2 found");
+        let (_, inner) = eth(&hex!("0007 aaaa03 000000 0800 4500"));
+        assert_eq!(told(inner), "SNAP: 5 octets needed, 4 found");
+    }
+
+    #[test]
+    fn pause_and_priority_flow_control() {
+        let found = eth(&hex!("8808 0001 ffff 0000"));
+        assert_eq!(found, (vec!["eth", "pause"], Ok(Inner::Pause(Pause::Link(65535)))));
+        let found = eth(&hex!("8808 0101 0008 0000 0001 0002 ffff 0004 0005 0006 0007 0000"));
+        let quanta = [0, 1, 2, 65535, 4, 5, 6, 7];
+        let pause = Pause::Priorities(8, quanta);
+        assert_eq!(found, (vec!["eth", "pfc"], Ok(Inner::Pause(pause))));
+        let found = eth(&hex!("8808 0002 0000"));
+        assert_eq!(found, (vec!["eth", "data"], Ok(Inner::Other)));
+        assert_eq!(told(eth(&hex!("8808 00")).1), "MAC control: 2 octets needed, 1 found");
+        assert_eq!(told(eth(&hex!("8808 0001 ff")).1), "pause: 2 octets needed, 1 found");
+        assert_eq!(told(eth(&hex!("8808 0101 0008")).1), "PFC: 18 octets needed, 2 found");
+    }
+
+    #[test]
+    fn linux_cooked_captures() {
+        let ip = &hex!("45")[..];
+        let found = |link, data| walked(&record(link, data));
+        let v1 = hex!("0000 0001 0006 020000000001 0000 0800 45");
+        assert_eq!(found(LinkType::LINUX_SLL, &v1), (vec!["sll"], Ok(Inner::Ip(ip))));
+        let v2 = hex!("0800 0000 00000003 0001 04 06 020000000001 0000 45");
+        assert_eq!(found(LinkType::LINUX_SLL2, &v2), (vec!["sll"], Ok(Inner::Ip(ip))));
+        // A VLAN tag; LLC; CAN's number; netlink, whose protocols are its own.
+        let vlan = hex!("0000 0001 0006 020000000001 0000 8100 0064 0800 45");
+        let stack = vec!["sll", "vlan"];
+        assert_eq!(found(LinkType::LINUX_SLL, &vlan), (stack, Ok(Inner::Ip(ip))));
+        let llc = hex!("0000 0001 0006 020000000001 0000 0004 aaaa03 000000 0800 45");
+        assert_eq!(found(LinkType::LINUX_SLL, &llc), (vec!["sll", "llc"], Ok(Inner::Ip(ip))));
+        let can = hex!("0001 0118 0000 0000000000000000 000c 00000000");
+        assert_eq!(found(LinkType::LINUX_SLL, &can), (vec!["sll", "data"], Ok(Inner::Other)));
+        let netlink = hex!("0004 0338 0000 0000000000000000 0800 45");
+        let stack = vec!["sll", "data"];
+        assert_eq!(found(LinkType::LINUX_SLL, &netlink), (stack, Ok(Inner::Other)));
+        let (stack, inner) = found(LinkType::LINUX_SLL, &v1[..15]);
+        assert_eq!(stack, ["sll"]);
+        assert_eq!(told(inner), "Linux SLL: 16 octets needed, 15 found");
+        let (_, inner) = found(LinkType::LINUX_SLL2, &v1);
+        assert_eq!(told(inner), "Linux SLL2: 20 octets needed, 17 found");
+    }
+
+    #[test]
+    fn loopback_in_either_byte_order() {
+        for link in [LinkType::NULL, LinkType::LOOP] {
+            for family in [2u32, 10, 23, 24, 28, 30] {
+                for octets in [family.to_le_bytes(), family.to_be_bytes()] {
+                    let data = [&octets[..], &[0x45]].concat();
+                    let found = walked(&record(link, &data));
+                    assert_eq!(found, (vec!["null"], Ok(Inner::Ip(&[0x45]))));
+                }
+            }
+            let found = walked(&record(link, &hex!("0f000800 45")));
+            assert_eq!(found, (vec!["null"], Ok(Inner::Ip(&[0x45]))));
+            let found = walked(&record(link, &hex!("07000000 45")));
+            assert_eq!(found, (vec!["null", "data"], Ok(Inner::Other)));
+            let (_, inner) = walked(&record(link, &hex!("020000")));
+            assert_eq!(told(inner), "null: 4 octets needed, 3 found");
+        }
+    }
+
+    #[test]
+    fn link_types_without_a_header() {
+        let data = hex!("45000014");
+        for link in [12, 14, 101, 228, 229] {
+            let found = walked(&record(LinkType(link), &data));
+            assert_eq!(found, (vec![], Ok(Inner::Ip(&data))), "{link}");
+        }
+        let found = walked(&record(LinkType::INFINIBAND, &data));
+        assert_eq!(found, (vec![], Ok(Inner::Ib(&data))));
+        for link in [LinkType(105), LinkType(195), LinkType::UNDECLARED] {
+            let found = walked(&record(link, &data));
+            assert_eq!(found, (vec!["data"], Ok(Inner::Other)), "{link:?}");
+        }
+    }
+
+    #[test]
+    fn erf_records_by_type() {
+        let data = hex!("020000000001 020000000002 0800 45");
+        let of = |kind| walked(&Record { erf: kind, ..record(LinkType::ERF, &data) });
+        for kind in [2, 11, 16, 20] {
+            assert_eq!(of(Some(kind)), (vec!["erf", "eth"], Ok(Inner::Ip(&[0x45]))));
+        }
+        assert_eq!(of(Some(21)), (vec!["erf"], Ok(Inner::Ib(&data))));
+        assert_eq!(of(Some(22)), (vec!["erf"], Ok(Inner::Ip(&data))));
+        assert_eq!(of(Some(23)), (vec!["erf"], Ok(Inner::Ip(&data))));
+        assert_eq!(of(Some(27)), (vec!["erf", "data"], Ok(Inner::Other)));
+        let (stack, inner) = of(None);
+        assert_eq!(stack, ["erf"]);
+        assert_eq!(told(inner), "ERF: headers of 16 octets or more needed, 15 found");
+    }
+
+    #[test]
+    fn headers_that_are_cut_name_their_layer() {
+        let whole = hex!("020000000001 020000000002 8100 0064 8847 00065140 45");
+        for (have, stack, error) in [
+            (0, &["eth"][..], "Ethernet: 14 octets needed, 0 found"),
+            (13, &["eth"], "Ethernet: 14 octets needed, 13 found"),
+            (14, &["eth", "vlan"], "VLAN tag: 4 octets needed, 0 found"),
+            (17, &["eth", "vlan"], "VLAN tag: 4 octets needed, 3 found"),
+            (21, &["eth", "vlan", "mpls"], "MPLS label: 4 octets needed, 3 found"),
+        ] {
+            let (found, inner) = walked(&record(LinkType::ETHERNET, &whole[..have]));
+            assert_eq!((&found[..], &told(inner)[..]), (stack, error));
+        }
+    }
+
+    #[test]
+    fn tags_have_a_bound() {
+        let frame = |tags: usize| {
+            let tags = hex!("8100 0064").repeat(tags);
+            [&tags[..], &hex!("0800 45")].concat()
+        };
+        let found = frame(MAX_DEPTH);
+        let (stack, inner) = eth(&found);
+        assert_eq!((stack.len(), inner), (1 + MAX_DEPTH, Ok(Inner::Ip(&[0x45]))));
+        for tags in [MAX_DEPTH + 1, 10_000] {
+            let found = frame(tags);
+            let (stack, inner) = eth(&found);
+            assert_eq!(stack.len(), 2 + MAX_DEPTH);
+            assert!(told(inner).contains("more than 32 VLAN tags"));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_walked(data: Vec<u8>, link in 0..300u16, erf: Option<u8>) {
+            let mut stack = Stack::new();
+            let record = Record { erf, ..record(LinkType(link), &data) };
+            if let Ok(Inner::Ip(rest) | Inner::RoceV1(rest) | Inner::Ib(rest)) =
+                walk(&record, &mut stack)
+            {
+                prop_assert!(data.ends_with(rest));
+            }
+            prop_assert!(stack.len() <= MAX_DEPTH + 3);
+        }
+
+        #[test]
+        fn any_bytes_behind_an_ethertype(
+            data: Vec<u8>,
+            next in prop::sample::select(vec![0x8100u16, 0x8847, 0x8808, 10, 0x8915, 0x800]),
+        ) {
+            let mut stack = Stack::new();
+            let _ = ethertype(next, &data, &mut stack);
+            prop_assert!(stack.len() <= MAX_DEPTH + 2);
+        }
+    }
 }

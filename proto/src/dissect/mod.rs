@@ -501,3 +501,210 @@ impl Frame {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::roce::{ICRC_LEN, bth::Bth, icrc::Icrc};
+    use capture::LinkType;
+    use hex_literal::hex;
+    use std::vec;
+
+    pub(super) fn record<'a>(number: u64, len: usize, data: &'a [u8]) -> Record<'a> {
+        Record { number, time_ns: None, len: len as u32, data, link: LinkType::ETHERNET, erf: None }
+    }
+
+    /// The frames of a capture, each as it is on the wire and how much of it was captured.
+    pub(super) fn dissect_all(frames: &[(&[u8], usize)]) -> Vec<Frame> {
+        let mut dissector = Dissector::new(Options::default());
+        let mut out = Vec::new();
+        for (number, (frame, captured)) in (1..).zip(frames) {
+            let captured = &frame[..*captured.min(&frame.len())];
+            dissector.handle_record(&record(number, frame.len(), captured));
+            while let Some(frame) = dissector.poll_frame() {
+                out.push(frame);
+            }
+        }
+        dissector.finish();
+        while let Some(frame) = dissector.poll_frame() {
+            out.push(frame);
+        }
+        out
+    }
+
+    /// A frame that was captured whole.
+    pub(super) fn dissect(frame: &[u8]) -> Frame {
+        dissect_cut(frame, frame.len())
+    }
+
+    pub(super) fn dissect_cut(frame: &[u8], captured: usize) -> Frame {
+        dissect_all(&[(frame, captured)]).remove(0)
+    }
+
+    pub(super) fn stack(frame: &Frame) -> Vec<&'static str> {
+        frame.stack.iter().map(|layer| layer.name()).collect()
+    }
+
+    pub(super) fn ethernet(ethertype: u16, payload: &[u8]) -> Vec<u8> {
+        let mut frame = hex!("525400999903 525400999902").to_vec();
+        frame.extend(ethertype.to_be_bytes());
+        frame.extend(payload);
+        frame
+    }
+
+    /// From 10.99.0.2 to 10.99.0.3; `flags` and the fragment's offset as on the wire.
+    pub(super) fn ipv4(id: u16, flags: u16, protocol: u8, payload: &[u8]) -> Vec<u8> {
+        let mut packet = hex!("4502 0000 0000 0000 40 00 0000 0a630002 0a630003").to_vec();
+        packet[2..4].copy_from_slice(&(20 + payload.len() as u16).to_be_bytes());
+        packet[4..6].copy_from_slice(&id.to_be_bytes());
+        packet[6..8].copy_from_slice(&flags.to_be_bytes());
+        packet[9] = protocol;
+        packet.extend(payload);
+        packet
+    }
+
+    /// From fd99::2 to fd99::3.
+    pub(super) fn ipv6(next_header: u8, payload: &[u8]) -> Vec<u8> {
+        let mut packet = hex!(
+            "60d00000 0000 00 3f fd990000000000000000000000000002 fd990000000000000000000000000003"
+        )
+        .to_vec();
+        packet[4..6].copy_from_slice(&(payload.len() as u16).to_be_bytes());
+        packet[6] = next_header;
+        packet.extend(payload);
+        packet
+    }
+
+    pub(super) fn udp(dst: u16, payload: &[u8]) -> Vec<u8> {
+        let mut datagram = 55_410_u16.to_be_bytes().to_vec();
+        datagram.extend(dst.to_be_bytes());
+        datagram.extend((8 + payload.len() as u16).to_be_bytes());
+        datagram.extend([0, 0]);
+        datagram.extend(payload);
+        datagram
+    }
+
+    /// A packet of queue pair 0x11, from its BTH to its ICRC, which is as in an IP datagram by
+    /// itself; over IPv4 with this Identification, and DF.
+    pub(super) fn sealed(v6: bool, id: u16, opcode: u8, psn: u32, payload: &[u8]) -> Vec<u8> {
+        let [_, high, mid, low] = psn.to_be_bytes();
+        let bth = Bth {
+            opcode,
+            flags: 0x40,
+            pkey: 0xffff.into(),
+            ecn: 0,
+            dest_qp: [0, 0, 0x11],
+            ack: 0,
+            psn: [high, mid, low],
+        };
+        let mut packet = Vec::new();
+        Headers::new(bth).emit_packet(payload, &mut packet);
+        seal(v6, id, packet)
+    }
+
+    /// Appends the ICRC.
+    pub(super) fn seal(v6: bool, id: u16, mut packet: Vec<u8>) -> Vec<u8> {
+        use zerocopy::FromBytes;
+        packet.extend([0; ICRC_LEN]);
+        let datagram = udp(4791, &packet);
+        let end = datagram.len() - ICRC_LEN;
+        let (header, rest) = datagram.split_first_chunk::<8>().unwrap();
+        let bth = Bth::ref_from_prefix(rest).unwrap().0;
+        let mut icrc = if v6 {
+            Icrc::ipv6(ipv6(17, &datagram)[..40].try_into().unwrap(), header, bth)
+        } else {
+            Icrc::ipv4(&ipv4(id, 0x4000, 17, &datagram)[..20], header, bth)
+        };
+        icrc.update(&datagram[20..end]);
+        let at = packet.len() - ICRC_LEN;
+        packet[at..].copy_from_slice(&icrc.finish());
+        packet
+    }
+
+    /// The frame of a datagram to port 4791; over IPv4 with this Identification, and DF.
+    pub(super) fn framed(v6: bool, id: u16, payload: &[u8]) -> Vec<u8> {
+        let datagram = udp(4791, payload);
+        if v6 {
+            ethernet(0x86dd, &ipv6(17, &datagram))
+        } else {
+            ethernet(0x0800, &ipv4(id, 0x4000, 17, &datagram))
+        }
+    }
+
+    #[test]
+    fn a_frame_without_a_stream_is_ready_at_once() {
+        let frame = framed(false, 7, &sealed(false, 7, 4, 1, b"abc"));
+        let mut dissector = Dissector::new(Options::default());
+        for number in 1..5 {
+            dissector.handle_record(&record(number, frame.len(), &frame));
+            let frame = dissector.poll_frame().unwrap();
+            assert_eq!((frame.number, frame.roce.len()), (number, 1));
+            assert!(dissector.poll_frame().is_none());
+        }
+    }
+
+    #[test]
+    fn frames_come_in_order_and_none_is_lost() {
+        let mut options = Options { max_waiting: 3, ..Options::default() };
+        for max_waiting in [0, 3, 1000] {
+            options.max_waiting = max_waiting;
+            let mut dissector = Dissector::new(options.clone());
+            let mut numbers = Vec::new();
+            for number in 1..=100 {
+                // A stream whose start is missing, and that is not iWARP.
+                let mut tcp = hex!("1c06 1c07 00000000 00000000 5010 ffff 0000 0000").to_vec();
+                let seq = 1000 + 50 * number as u32;
+                tcp[4..8].copy_from_slice(&seq.to_be_bytes());
+                tcp.extend([0; 50]);
+                let frame = ethernet(0x0800, &ipv4(number as u16, 0, 6, &tcp));
+                dissector.handle_record(&record(number, frame.len(), &frame));
+                assert!(dissector.waiting.len() <= max_waiting + 1);
+                while let Some(frame) = dissector.poll_frame() {
+                    numbers.push(frame.number);
+                }
+                assert!(dissector.waiting.len() <= max_waiting);
+            }
+            dissector.finish();
+            while let Some(frame) = dissector.poll_frame() {
+                numbers.push(frame.number);
+            }
+            assert_eq!(numbers, (1..=100).collect::<Vec<u64>>());
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes(
+            frames in proptest::collection::vec(
+                (proptest::collection::vec(proptest::prelude::any::<u8>(), 0..200), 0usize..300),
+                1..20),
+        ) {
+            let frames: Vec<_> = frames.iter().map(|(frame, captured)| (&frame[..], *captured)).collect();
+            let out = dissect_all(&frames);
+            proptest::prop_assert_eq!(out.len(), frames.len());
+        }
+
+        #[test]
+        fn any_bytes_behind_good_headers(
+            payload in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..300),
+            protocol in proptest::sample::select(
+                vec![0u8, 1, 4, 6, 17, 41, 43, 44, 47, 50, 51, 58, 59, 60, 135, 137, 143]),
+            flags in proptest::prelude::any::<u16>(),
+            port in proptest::sample::select(vec![4789u16, 4791, 6081, 8472]),
+            captured in 0usize..400,
+        ) {
+            let datagram = udp(port, &payload);
+            for frame in [
+                ethernet(0x0800, &ipv4(7, 0, protocol, &payload)),
+                ethernet(0x0800, &ipv4(7, flags, protocol, &payload)),
+                ethernet(0x86dd, &ipv6(protocol, &payload)),
+                ethernet(0x0800, &ipv4(7, 0, 17, &datagram)),
+                ethernet(0x86dd, &ipv6(17, &datagram)),
+                ethernet(0x8915, &payload),
+            ] {
+                dissect(&frame);
+                dissect_cut(&frame, captured);
+            }
+        }
+    }
+}

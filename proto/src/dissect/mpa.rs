@@ -1,1 +1,1297 @@
 //! MPA in a TCP stream: start-up frames, FPDUs, and finding them where the start is missing.
+//!
+//! A [`Connection`] has two halves, one a direction. Each is in one of these states:
+//!
+//! ```text
+//!                 key                     whole
+//!   Search ───────────────> Startup ─────────────────> Fpdus
+//!    │  ^                                               ^ │
+//!    │  └── disproved ──────── Trial ──── proven ───────┘ │
+//!    │                         ^   ^                      │
+//!    └── looks like a header ──┘   └── framing in doubt ──┘
+//!
+//!   Foreign: the stream's first octets are no key. Nothing but a key is looked for.
+//!   Ended:   a reply with R. Nothing is looked for.
+//! ```
+//!
+//! In Search and Foreign only the beginnings of segments are looked at, in any order, and no octet
+//! is kept. In the other states the octets are wanted in order. A gap leads back to Search.
+//!
+//! **What counts as proof.** An FPDU has a length, a DDP and an RDMAP header that agree with each
+//! other (RFC 5041 §4, RFC 5040 §4), and a CRC that is good or zero. In a stream about which
+//! nothing is known three of them in a row are a proof, or two where a CRC is good. In a connection
+//! that is known to be MPA it is one with a good CRC, or two.
+
+use alloc::{
+    boxed::Box,
+    collections::VecDeque,
+    format,
+    string::{String, ToString},
+    vec::Vec,
+};
+
+use smallvec::SmallVec;
+
+use super::{CrcState, DdpHeader, Fpdu, Iwarp, Markers, Operation, Start};
+use crate::wire::{
+    crc::crc32c,
+    iwarp::{
+        ddp::{self, Segment},
+        fpdu::{CRC_LEN, LENGTH_LEN, MARKER_LEN, MARKER_SPACING, fpdu_len, marked_len},
+        mpa::{self, KEY_REPLY, KEY_REQUEST, StartFlags, StartKind},
+        rdmap::{self, AtomicRequest, AtomicResponse, Opcode, ReadRequest},
+        terminate::{self, Terminate},
+    },
+};
+
+/// What was found, each with the number of its frame.
+pub(super) type Out = Vec<(u64, Iwarp)>;
+
+/// Octets of a segment that tell whether an FPDU may begin there: length and both control octets.
+const HEADER_PEEK: usize = LENGTH_LEN + 2;
+/// Octets of a ULPDU that are read: DDP header and the longest RDMAP header.
+const ULPDU_PEEK: usize = ddp::UntaggedHeader::LEN + AtomicRequest::LEN;
+/// Places of a marker that a trial goes through, at most.
+const MAX_ALTERNATIVES: usize = 6;
+/// Octets that trials may sum up beyond [`CREDIT_RATE`] for each octet received. Octets made to
+/// look like beginnings of long FPDUs, again and again, cost no more than that.
+const CREDIT: u64 = 1 << 20;
+/// See [`CREDIT`].
+const CREDIT_RATE: u64 = 8;
+
+/// Octets of a stream, in order.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Chunk<'a> {
+    /// The frame that made them available.
+    pub(super) number: u64,
+    /// Their place in the stream: a sequence number that does not wrap.
+    pub(super) pos: u64,
+    /// Whether a segment begins with them.
+    pub(super) starts: bool,
+    pub(super) octets: &'a [u8],
+}
+
+impl Chunk<'_> {
+    fn advance(&mut self, len: usize) {
+        self.pos += len as u64;
+        self.starts &= len == 0;
+        self.octets = &self.octets[len..];
+    }
+}
+
+/// What is known of MPA in a TCP connection.
+#[derive(Debug, Default)]
+pub(super) struct Connection {
+    halves: [Half; 2],
+    /// It is MPA: a start-up frame was seen, or FPDUs were proven.
+    known: bool,
+    /// A stream began with something else than a key.
+    foreign: bool,
+    /// Something became known that the other half may be waiting for.
+    news: bool,
+}
+
+/// One direction.
+#[derive(Debug)]
+struct Half {
+    state: State,
+    backlog: Backlog,
+    /// Flags of the start-up frame that this side sent.
+    flags: Option<StartFlags>,
+    /// Where that frame ended: markers count from there.
+    origin: Option<u64>,
+    /// Markers were found off their grid.
+    off_grid: bool,
+    /// Frames up to this one are gone: nothing can be told at them any more.
+    released: u64,
+    /// The frame that brought the latest octets.
+    latest: u64,
+    /// Octets that trials may still sum up: see [`CREDIT`].
+    credit: u64,
+}
+
+impl Default for Half {
+    fn default() -> Self {
+        Self {
+            state: State::Search,
+            backlog: Backlog::default(),
+            flags: None,
+            origin: None,
+            off_grid: false,
+            released: 0,
+            latest: 0,
+            credit: CREDIT,
+        }
+    }
+}
+
+/// See the module's picture.
+#[derive(Debug)]
+enum State {
+    Search,
+    Foreign,
+    Ended,
+    /// The octets begin like a key; whether they are the stream's first ones.
+    Startup {
+        first: bool,
+    },
+    Trial(Box<Trial>),
+    Fpdus(Fpdus),
+}
+
+/// How FPDUs and markers lie in the stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Framing {
+    /// Without markers.
+    Plain,
+    /// A marker at every 512th octet from here (RFC 5044 §4.3).
+    Grid(u64),
+    /// A marker at every 512th octet of a count that leaves out the CRC of each FPDU before. This
+    /// is the count at the next FPDU's first octet. softiwarp did so in 2008, and wrote FPDUPTR in
+    /// the host's byte order.
+    OffGrid(u64),
+}
+
+impl Framing {
+    /// Octets from `pos`, where an FPDU begins, to the next marker.
+    const fn to_marker(self, pos: u64) -> Option<usize> {
+        let distance = match self {
+            Self::Plain => return None,
+            Self::Grid(origin) => origin.wrapping_sub(pos),
+            Self::OffGrid(count) => count.wrapping_neg(),
+        };
+        Some((distance % MARKER_SPACING as u64) as usize)
+    }
+
+    /// The framing behind an FPDU that took `len` octets.
+    const fn after(self, len: usize) -> Self {
+        match self {
+            Self::OffGrid(count) => Self::OffGrid(count.wrapping_add((len - CRC_LEN) as u64)),
+            other => other,
+        }
+    }
+
+    const fn markers(self) -> Markers {
+        match self {
+            Self::Plain => Markers::None,
+            Self::Grid(_) => Markers::Right,
+            Self::OffGrid(_) => Markers::OffGrid,
+        }
+    }
+}
+
+/// FPDUs that are followed.
+#[derive(Debug)]
+struct Fpdus {
+    framing: Framing,
+    /// Whether the framing is beyond doubt. Without a start-up frame a stream may have markers
+    /// that are still to come.
+    sure: bool,
+    /// FPDUs since the start-up frame, if none is missing.
+    finished: Option<u64>,
+    /// Octets that were followed.
+    run: u64,
+    /// Octets that the next FPDU needs before more can be said about it.
+    need: usize,
+}
+
+/// FPDUs that are to be proven, at the front of the backlog.
+#[derive(Debug)]
+struct Trial {
+    framing: Framing,
+    /// Whether the framing is a guess.
+    guess: bool,
+    /// Whether they begin right behind a start-up frame.
+    at_origin: bool,
+    /// Other framings to try: FPDUs to keep of those found, and the framing from there on.
+    /// `None` as long as the first one stands.
+    others: Option<SmallVec<[(usize, Framing); MAX_ALTERNATIVES]>>,
+    found: Vec<Found>,
+    /// Offset of the next FPDU from the backlog's front.
+    at: usize,
+    /// Octets that it needs before more can be said about it.
+    need: usize,
+}
+
+/// An FPDU that may be one.
+#[derive(Debug)]
+struct Found {
+    /// Offset from the backlog's front.
+    begin: usize,
+    number: u64,
+    good: bool,
+    /// `None` once its frame is gone.
+    fpdu: Option<Fpdu>,
+}
+
+impl Trial {
+    fn new(framing: Option<Framing>) -> Box<Self> {
+        Box::new(Self {
+            framing: framing.unwrap_or(Framing::Plain),
+            guess: framing.is_none(),
+            at_origin: false,
+            others: None,
+            found: Vec::new(),
+            at: 0,
+            need: 0,
+        })
+    }
+
+    fn is_proven(&self, known: bool) -> bool {
+        let good = self.found.iter().any(|found| found.good);
+        match self.found.len() {
+            0 => false,
+            1 => known && good,
+            2 => known || good,
+            _ => true,
+        }
+    }
+}
+
+impl Connection {
+    /// Whether octets are wanted in order; else [`Connection::look`] is what wants them.
+    pub(super) const fn is_ordered(&self, side: usize) -> bool {
+        match self.halves[side].state {
+            State::Search | State::Foreign | State::Ended => false,
+            State::Startup { .. } | State::Trial(_) | State::Fpdus(_) => true,
+        }
+    }
+
+    /// Whether a stream's first octets decide about it.
+    pub(super) const fn wants_first(&self, side: usize) -> bool {
+        matches!(self.halves[side].state, State::Search) && self.halves[side].flags.is_none()
+    }
+
+    /// Whether the connection is MPA.
+    pub(super) const fn is_known(&self) -> bool {
+        self.known
+    }
+
+    /// Looks at the first `octets` of a segment at `pos`; `first`: they are the stream's first.
+    /// True where they, and what follows, are wanted in order.
+    pub(super) fn look(&mut self, side: usize, pos: u64, first: bool, octets: &[u8]) -> bool {
+        let half = &self.halves[side];
+        if matches!(half.state, State::Ended) {
+            return false;
+        }
+        // A part of a key is believed only where a key is due.
+        let enough = if first { 1 } else { HEADER_PEEK };
+        if half.flags.is_none() && octets.len() >= enough && begins_key(octets) {
+            self.halves[side].state = State::Startup { first };
+            return true;
+        }
+        if first && !self.known && !octets.is_empty() {
+            self.give_up();
+        }
+        if self.foreign || octets.len() < HEADER_PEEK {
+            return false;
+        }
+        let framing = self.framing(side);
+        if !may_begin(framing, pos, octets) {
+            return false;
+        }
+        self.halves[side].state = State::Trial(Trial::new(framing));
+        true
+    }
+
+    /// Takes octets in order.
+    pub(super) fn deliver(&mut self, side: usize, chunk: &Chunk<'_>, out: &mut Out) {
+        let mut chunk = *chunk;
+        let half = &mut self.halves[side];
+        half.latest = half.latest.max(chunk.number);
+        half.credit = (half.credit + chunk.octets.len() as u64 * CREDIT_RATE).min(CREDIT);
+        while !chunk.octets.is_empty() && self.is_ordered(side) {
+            let half = &self.halves[side];
+            let State::Fpdus(fpdus) = &half.state else {
+                self.enqueue(side, &mut chunk, usize::MAX, out);
+                continue;
+            };
+            if half.backlog.is_empty() {
+                self.follow_chunk(side, &mut chunk, out);
+            } else {
+                // No more than the FPDU needs: the next one is read from the segment itself.
+                let missing = fpdus.need.saturating_sub(half.backlog.len()).max(1);
+                self.enqueue(side, &mut chunk, missing, out);
+            }
+        }
+        self.settle(1 - side, out);
+    }
+
+    /// There are `len` octets that will not come. The next octets are those of frame `number`.
+    pub(super) fn gap(&mut self, side: usize, number: u64, len: u64, out: &mut Out) {
+        let broken = match &self.halves[side].state {
+            State::Startup { .. } => self.halves[side].backlog.len() >= KEY_REQUEST.len(),
+            State::Fpdus(_) => true,
+            _ => false,
+        };
+        if broken {
+            let octets = if len == 1 { "octet is" } else { "octets are" };
+            let lost = format!(
+                "{len} {octets} missing from the capture: FPDUs there are lost, the next one is \
+                 looked for"
+            );
+            self.tell(side, number, Iwarp::Error(lost), out);
+        }
+        self.stop(side, out);
+    }
+
+    /// The direction has ended, or nothing more of it can be had: what is open is decided.
+    pub(super) fn end(&mut self, side: usize, out: &mut Out) {
+        self.stop(side, out);
+    }
+
+    /// The lowest frame that something may still be told at.
+    pub(super) fn hold(&self, side: usize) -> Option<u64> {
+        let half = &self.halves[side];
+        match half.state {
+            State::Trial(_) => half.backlog.first_frame_after(half.released),
+            _ => None,
+        }
+    }
+
+    /// Frames up to `number` can wait no longer.
+    pub(super) fn decide(&mut self, side: usize, number: u64, out: &mut Out) {
+        let half = &mut self.halves[side];
+        if let State::Trial(trial) = &mut half.state {
+            if self.known && !trial.found.is_empty() {
+                self.accept(side, out);
+                self.run(side, out);
+            } else {
+                // It may still be proven, for what comes later.
+                for found in trial.found.iter_mut().filter(|found| found.number <= number) {
+                    found.fpdu = None;
+                }
+            }
+        }
+        let half = &mut self.halves[side];
+        half.released = half.released.max(number);
+        self.settle(1 - side, out);
+    }
+
+    /// Nobody knows that it is MPA, and it begins like something else.
+    fn give_up(&mut self) {
+        self.foreign = true;
+        for half in &mut self.halves {
+            if matches!(half.state, State::Search | State::Trial(_)) {
+                half.state = State::Foreign;
+                half.backlog.clear();
+            }
+        }
+    }
+
+    /// What the start-up frames say about `side`'s framing, if anything.
+    const fn framing(&self, side: usize) -> Option<Framing> {
+        // RFC 5044 §7.1: M asks for markers in what the sender of M receives.
+        let Some(asked) = self.halves[1 - side].flags else {
+            return None;
+        };
+        match self.halves[side].origin {
+            _ if !asked.contains(StartFlags::MARKERS) => Some(Framing::Plain),
+            Some(origin) if !self.halves[side].off_grid => Some(Framing::Grid(origin)),
+            _ => None,
+        }
+    }
+
+    /// RFC 5044 §7.1: the CRC is left out only if neither side asks for it.
+    fn crc_in_use(&self) -> Option<bool> {
+        let [a, b] = [0, 1].map(|side: usize| {
+            self.halves[side].flags.map(|flags| flags.contains(StartFlags::CRC))
+        });
+        match (a, b) {
+            (Some(true), _) | (_, Some(true)) => Some(true),
+            (Some(false), Some(false)) => Some(false),
+            _ => None,
+        }
+    }
+
+    fn tell(&self, side: usize, number: u64, what: Iwarp, out: &mut Out) {
+        let half = &self.halves[side];
+        out.push((if number > half.released { number } else { half.latest.max(number) }, what));
+    }
+
+    /// Follows FPDUs from a segment's octets.
+    fn follow_chunk(&mut self, side: usize, chunk: &mut Chunk<'_>, out: &mut Out) {
+        let crc_in_use = self.crc_in_use();
+        while !chunk.octets.is_empty()
+            && let State::Fpdus(fpdus) = &mut self.halves[side].state
+        {
+            match fpdus.next(chunk.octets, chunk.pos, crc_in_use) {
+                Step::Need => return self.enqueue(side, chunk, usize::MAX, out),
+                Step::Took(len, fpdu) => {
+                    self.tell(side, chunk.number, Iwarp::Fpdu(fpdu), out);
+                    chunk.advance(len);
+                }
+                Step::Doubt(len, fpdu) => {
+                    if let Some(fpdu) = fpdu {
+                        self.tell(side, chunk.number, Iwarp::Fpdu(fpdu), out);
+                    }
+                    chunk.advance(len);
+                    self.doubt(side, len);
+                    return self.enqueue(side, chunk, usize::MAX, out);
+                }
+            }
+        }
+    }
+
+    /// Moves up to `len` octets of the chunk to the backlog, and does what can be done with it.
+    fn enqueue(&mut self, side: usize, chunk: &mut Chunk<'_>, len: usize, out: &mut Out) {
+        let len = len.min(chunk.octets.len());
+        if len == 0 {
+            return;
+        }
+        let part = Chunk { octets: &chunk.octets[..len], ..*chunk };
+        self.halves[side].backlog.append(&part);
+        chunk.advance(len);
+        self.run(side, out);
+    }
+
+    /// The framing is in doubt behind an FPDU of `len` octets.
+    fn doubt(&mut self, side: usize, len: usize) {
+        let declared = self.framing(side);
+        let half = &mut self.halves[side];
+        let State::Fpdus(fpdus) = &half.state else {
+            return;
+        };
+        let framing = match fpdus.framing {
+            Framing::OffGrid(_) if len > 0 => Some(fpdus.framing),
+            _ if fpdus.sure && declared.is_none() => Some(fpdus.framing),
+            _ => declared,
+        };
+        half.state = State::Trial(Trial::new(framing));
+    }
+
+    /// Does what can be done with the backlog.
+    fn run(&mut self, side: usize, out: &mut Out) {
+        loop {
+            let half = &mut self.halves[side];
+            let went_on = match half.state {
+                State::Search | State::Foreign | State::Ended => {
+                    half.backlog.clear();
+                    return;
+                }
+                State::Startup { first } => self.start_up(side, first, out),
+                State::Trial(_) => self.try_on(side, out),
+                State::Fpdus(_) => self.follow(side, out),
+            };
+            if !went_on {
+                return;
+            }
+        }
+    }
+
+    /// What was found on one side may decide what is open on the other.
+    fn settle(&mut self, side: usize, out: &mut Out) {
+        if !core::mem::take(&mut self.news) {
+            return;
+        }
+        let declared = self.framing(side);
+        let half = &mut self.halves[side];
+        if let State::Trial(trial) = &mut half.state {
+            if trial.at_origin && declared.is_some() {
+                half.state = State::Fpdus(Fpdus::behind_start(declared));
+            } else {
+                trial.need = 0;
+            }
+            self.run(side, out);
+        }
+    }
+
+    /// Reads the start-up frame at the backlog's front.
+    fn start_up(&mut self, side: usize, first: bool, out: &mut Out) -> bool {
+        let half = &mut self.halves[side];
+        let found = match mpa::Start::parse(half.backlog.octets()) {
+            Ok(None) => return false,
+            Ok(Some((start, used))) => {
+                half.flags = Some(start.flags);
+                half.origin = Some(half.backlog.pos + used as u64);
+                Ok((to_owned(&start), used))
+            }
+            Err(error) => Err(error),
+        };
+        let (start, used) = match found {
+            Ok(found) => found,
+            Err(error) if error.offset < KEY_REQUEST.len() => {
+                // No key after all.
+                half.state = State::Search;
+                if first && !self.known {
+                    self.give_up();
+                }
+                self.resume(side);
+                return true;
+            }
+            Err(error) => {
+                let number = half.backlog.number_at(KEY_REQUEST.len());
+                self.known = true;
+                self.news = true;
+                self.tell(side, number, Iwarp::Error(error.to_string()), out);
+                self.resume(side);
+                return true;
+            }
+        };
+        let number = half.backlog.number_at(used - 1);
+        half.backlog.advance(used);
+        self.known = true;
+        self.foreign = false;
+        self.news = true;
+        let refused =
+            start.kind == StartKind::Reply && start.flags.contains(StartFlags::REJECT);
+        self.tell(side, number, Iwarp::Start(Box::new(start)), out);
+        if refused {
+            for half in &mut self.halves {
+                half.state = State::Ended;
+                half.backlog.clear();
+            }
+            return false;
+        }
+        let other = &mut self.halves[1 - side];
+        if matches!(other.state, State::Foreign) {
+            other.state = State::Search;
+        }
+        let declared = self.framing(side);
+        self.halves[side].state = if declared.is_some() {
+            State::Fpdus(Fpdus::behind_start(declared))
+        } else {
+            // The other side's frame was not seen, or not yet: markers are found out.
+            let mut trial = Trial::new(None);
+            trial.at_origin = true;
+            State::Trial(trial)
+        };
+        true
+    }
+
+    /// Follows FPDUs in the backlog.
+    fn follow(&mut self, side: usize, out: &mut Out) -> bool {
+        let crc_in_use = self.crc_in_use();
+        loop {
+            let half = &mut self.halves[side];
+            let State::Fpdus(fpdus) = &mut half.state else {
+                return true;
+            };
+            if half.backlog.len() < fpdus.need.max(1) {
+                return false;
+            }
+            let (len, fpdu, doubt) =
+                match fpdus.next(half.backlog.octets(), half.backlog.pos, crc_in_use) {
+                    Step::Need => return false,
+                    Step::Took(len, fpdu) => (len, Some(fpdu), false),
+                    Step::Doubt(len, fpdu) => (len, fpdu, true),
+                };
+            if let Some(fpdu) = fpdu {
+                let number = half.backlog.number_at(len - 1);
+                self.tell(side, number, Iwarp::Fpdu(fpdu), out);
+            }
+            if doubt {
+                self.doubt(side, len);
+            }
+            self.halves[side].backlog.advance(len);
+        }
+    }
+
+    /// Goes on with a trial.
+    fn try_on(&mut self, side: usize, out: &mut Out) -> bool {
+        let (known, crc_in_use) = (self.known, self.crc_in_use());
+        let half = &mut self.halves[side];
+        let State::Trial(trial) = &mut half.state else {
+            return true;
+        };
+        // RFC 5044 §7.1.1: without CRC the field may hold anything.
+        let any_crc = crc_in_use == Some(false) || trial.at_origin && crc_in_use != Some(true);
+        while !trial.is_proven(known) {
+            let input = &half.backlog.octets()[trial.at..];
+            if input.len() < trial.need.max(1) {
+                return false;
+            }
+            let pos = half.backlog.pos + trial.at as u64;
+            let step = match View::new(trial.framing, pos, input) {
+                _ if input.len() < HEADER_PEEK => Err(HEADER_PEEK),
+                // Four octets of zero are a marker, or nothing.
+                _ if trial.guess && input.len() < 2 * MARKER_LEN && is_marker(input, 0, 0) => {
+                    Err(2 * MARKER_LEN)
+                }
+                Err(need) => Err(need),
+                Ok(view) if !view.is_plausible() => Ok(None),
+                Ok(view) if view.is_whole() => Ok(Some(view)),
+                Ok(view) => Err(view.total),
+            };
+            let view = match step {
+                Ok(view) => view,
+                Err(need) => {
+                    trial.need = need;
+                    return false;
+                }
+            };
+            // What is beyond the credit is not looked into.
+            let affordable = view.filter(|view| half.credit >= view.total as u64);
+            if let Some(view) = affordable {
+                half.credit -= view.total as u64;
+                let fpdu = view.read(crc_in_use);
+                if any_crc || fpdu.crc != CrcState::Bad {
+                    trial.found.push(Found {
+                        begin: trial.at,
+                        number: half.backlog.number_at(trial.at + view.total - 1),
+                        good: fpdu.crc == CrcState::Good,
+                        fpdu: Some(fpdu),
+                    });
+                    trial.framing = trial.framing.after(view.total);
+                    trial.at += view.total;
+                    trial.need = 0;
+                    continue;
+                }
+            }
+            // It is none so: is it one with a marker in it?
+            if !trial.guess || !trial.next_guess(&half.backlog, half.off_grid) {
+                self.resume(side);
+                return true;
+            }
+        }
+        self.accept(side, out);
+        true
+    }
+
+    /// What the trial found is true.
+    fn accept(&mut self, side: usize, out: &mut Out) {
+        let half = &mut self.halves[side];
+        let State::Trial(trial) = core::mem::replace(&mut half.state, State::Search) else {
+            return;
+        };
+        let mut fpdus = Fpdus {
+            framing: trial.framing,
+            sure: !trial.guess || trial.framing != Framing::Plain,
+            finished: trial.at_origin.then_some(trial.found.len() as u64),
+            run: trial.at as u64,
+            need: 0,
+        };
+        fpdus.make_sure();
+        half.state = State::Fpdus(fpdus);
+        half.backlog.advance(trial.at);
+        if !self.known {
+            self.known = true;
+            self.news = true;
+        }
+        for found in trial.found {
+            if let Some(fpdu) = found.fpdu {
+                self.tell(side, found.number, Iwarp::Fpdu(fpdu), out);
+            }
+        }
+    }
+
+    /// The backlog's front is nothing: looks at the segments behind it.
+    fn resume(&mut self, side: usize) {
+        self.halves[side].state = if self.foreign { State::Foreign } else { State::Search };
+        // The backlog is put aside, for `look` to change the rest.
+        let mut backlog = core::mem::take(&mut self.halves[side].backlog);
+        while backlog.to_next_segment() {
+            if self.look(side, backlog.pos, false, backlog.octets()) {
+                break;
+            }
+        }
+        self.halves[side].backlog = backlog;
+    }
+
+    /// Nothing more comes right behind the backlog.
+    fn stop(&mut self, side: usize, out: &mut Out) {
+        if let State::Trial(trial) = &self.halves[side].state
+            && self.known
+            && !trial.found.is_empty()
+        {
+            self.accept(side, out);
+            self.run(side, out);
+        }
+        let half = &mut self.halves[side];
+        half.backlog.clear();
+        if let State::Fpdus(Fpdus { framing: Framing::OffGrid(_), .. }) = half.state {
+            half.off_grid = true;
+        }
+        if self.is_ordered(side) {
+            let state = if self.foreign { State::Foreign } else { State::Search };
+            self.halves[side].state = state;
+        }
+        self.settle(1 - side, out);
+    }
+}
+
+/// What can be said about the next FPDU.
+enum Step {
+    /// Not enough: [`Fpdus::need`] says how much is needed.
+    Need,
+    /// It took so many octets.
+    Took(usize, Fpdu),
+    /// So many octets are behind us, perhaps an FPDU. What follows must be proven.
+    Doubt(usize, Option<Fpdu>),
+}
+
+impl Fpdus {
+    /// At the first octet after a start-up frame.
+    fn behind_start(declared: Option<Framing>) -> Self {
+        let framing = declared.unwrap_or(Framing::Plain);
+        Self { framing, sure: declared.is_some(), finished: Some(0), run: 0, need: 0 }
+    }
+
+    /// A stretch without markers that is longer than their distance: there are none.
+    const fn make_sure(&mut self) {
+        self.sure |= self.run >= (MARKER_SPACING + MARKER_LEN) as u64;
+    }
+
+    /// The FPDU at the front of `input`, which is not empty and at `pos`.
+    #[inline]
+    fn next(&mut self, input: &[u8], pos: u64, crc_in_use: Option<bool>) -> Step {
+        let mut view = View::new(self.framing, pos, input);
+        if let (Framing::Grid(origin), Some(finished @ 1..)) = (self.framing, self.finished)
+            && view.as_ref().is_ok_and(|view| !view.is_plausible())
+        {
+            let count = pos.wrapping_sub(origin).wrapping_sub(finished * CRC_LEN as u64);
+            let other = Framing::OffGrid(count);
+            match View::new(other, pos, input) {
+                Ok(found) if !found.is_plausible() => {}
+                Ok(found) if !found.is_whole() => {
+                    self.need = found.total;
+                    return Step::Need;
+                }
+                Ok(found) if found.markers().next().is_some() || !found.crc_is_bad() => {
+                    self.framing = other;
+                    view = Ok(found);
+                }
+                Ok(_) => {}
+                Err(need) => {
+                    self.need = need;
+                    return Step::Need;
+                }
+            }
+        }
+        let view = match view {
+            Ok(view) => view,
+            Err(need) => {
+                self.need = need;
+                return Step::Need;
+            }
+        };
+        let plausible = view.is_plausible();
+        if !self.sure && !plausible {
+            return Step::Doubt(0, None);
+        }
+        if !view.is_whole() {
+            self.need = view.total;
+            return Step::Need;
+        }
+        let fpdu = view.read(crc_in_use);
+        let bad = fpdu.crc == CrcState::Bad;
+        if !self.sure && bad {
+            return Step::Doubt(0, None);
+        }
+        let total = view.total;
+        self.framing = self.framing.after(total);
+        self.finished = self.finished.map(|finished| finished + 1);
+        self.run = self.run.saturating_add(total as u64);
+        self.need = 0;
+        self.make_sure();
+        if bad && !view.has_header() {
+            return Step::Doubt(total, Some(fpdu));
+        }
+        Step::Took(total, fpdu)
+    }
+}
+
+impl Trial {
+    /// The framing does not hold. Tries the next place where a marker may be; false if there is
+    /// none left.
+    fn next_guess(&mut self, backlog: &Backlog, off_grid: bool) -> bool {
+        let others = self.others.get_or_insert_with(|| {
+            let begins = self.found.iter().map(|found| found.begin).chain([self.at]);
+            let mut others = SmallVec::new();
+            for (kept, begin) in begins.enumerate() {
+                let pos = backlog.pos + begin as u64;
+                find_markers(&backlog.octets()[begin..], off_grid, |at, wrong| {
+                    let framing = if wrong {
+                        Framing::OffGrid((at as u64).wrapping_neg())
+                    } else {
+                        Framing::Grid(pos + at as u64)
+                    };
+                    others.push((kept, framing));
+                    others.len() < MAX_ALTERNATIVES
+                });
+            }
+            // The failure is more likely near the end: that is tried first.
+            others
+        });
+        let Some((kept, framing)) = others.pop() else {
+            return false;
+        };
+        if let Some(first) = self.found.get(kept) {
+            self.at = first.begin;
+        }
+        self.found.truncate(kept);
+        self.framing = framing;
+        self.need = 0;
+        true
+    }
+}
+
+/// Calls `found` for each place at the front of `input`, where an FPDU or the marker in front of
+/// it begins, that holds what a marker would hold there; with `off_grid` also in little-endian
+/// order (true). Ends where `found` says false.
+fn find_markers(input: &[u8], off_grid: bool, mut found: impl FnMut(usize, bool) -> bool) {
+    let reach = match input.first_chunk() {
+        // A marker in front of the FPDU says 0.
+        Some(&[0, 0, 0, 0]) => MARKER_LEN,
+        Some(&[a, b, ..]) => {
+            (fpdu_len(usize::from(u16::from_be_bytes([a, b]))) + 1).min(MARKER_SPACING)
+        }
+        None => return,
+    };
+    for at in (0..reach.min(input.len())).step_by(MARKER_LEN) {
+        let right = is_marker(input, at, at);
+        let wrong = off_grid && at > 0 && is_marker(input, at, (at as u16).swap_bytes().into());
+        if (right || wrong) && !found(at, !right || off_grid) {
+            return;
+        }
+    }
+}
+
+/// Whether there is a marker at `at` whose FPDUPTR is `pointer`, and whose reserved half is zero.
+fn is_marker(input: &[u8], at: usize, pointer: usize) -> bool {
+    input.get(at..at + MARKER_LEN).is_some_and(|octets| octets == (pointer as u32).to_be_bytes())
+}
+
+/// Whether `octets` begin a start-up frame's key, or are the beginning of one.
+fn begins_key(octets: &[u8]) -> bool {
+    let len = octets.len().min(KEY_REQUEST.len());
+    octets[..len] == KEY_REQUEST[..len] || octets[..len] == KEY_REPLY[..len]
+}
+
+/// Whether an FPDU may begin at `pos` with these octets; `None`: whatever the markers.
+fn may_begin(framing: Option<Framing>, pos: u64, octets: &[u8]) -> bool {
+    let plausible =
+        |framing| View::new(framing, pos, octets).is_ok_and(|view| view.is_plausible());
+    match framing {
+        Some(framing) => plausible(framing),
+        None => {
+            plausible(Framing::Plain)
+                || is_marker(octets, 0, 0)
+                    && octets.len() >= 2 * MARKER_LEN
+                    && plausible(Framing::Grid(pos))
+        }
+    }
+}
+
+/// An FPDU at the front of some octets, whole or not.
+#[derive(Debug)]
+struct View<'a> {
+    input: &'a [u8],
+    framing: Framing,
+    /// Octets in front of the length field: a marker, or nothing.
+    head: usize,
+    /// Offset of the first marker.
+    first: Option<usize>,
+    ulpdu_len: usize,
+    /// Octets that the FPDU takes, markers among them.
+    total: usize,
+}
+
+impl<'a> View<'a> {
+    /// The FPDU that begins with `input`, at `pos`. `Err`: so many octets must be there.
+    #[inline]
+    fn new(framing: Framing, pos: u64, input: &'a [u8]) -> Result<Self, usize> {
+        let first = framing.to_marker(pos);
+        let head = if first == Some(0) { MARKER_LEN } else { 0 };
+        let length = input.get(head..).and_then(|octets| octets.first_chunk());
+        let Some(&length) = length else {
+            return Err(head + LENGTH_LEN);
+        };
+        let ulpdu_len = usize::from(u16::from_be_bytes(length));
+        let total = match first {
+            None => fpdu_len(ulpdu_len),
+            // As many octets in front of a marker as `first` says.
+            Some(first) => marked_len(ulpdu_len, (MARKER_SPACING - first) as u64),
+        };
+        let mut view = Self { input, framing, head, first, ulpdu_len, total };
+        if matches!(framing, Framing::OffGrid(_)) && view.ends_at_a_marker() {
+            // On the grid this marker precedes the CRC. Off the grid it may as well come behind.
+            let at = total - CRC_LEN - MARKER_LEN;
+            if input.len() >= at + MARKER_LEN && !view.points_back(at) {
+                view.total -= MARKER_LEN;
+            }
+        }
+        Ok(view)
+    }
+
+    const fn is_whole(&self) -> bool {
+        self.input.len() >= self.total
+    }
+
+    /// Whether a marker is due between pad and CRC.
+    fn ends_at_a_marker(&self) -> bool {
+        self.first.is_some_and(|first| {
+            let body = fpdu_len(self.ulpdu_len) - CRC_LEN;
+            body >= first && (body - first).is_multiple_of(MARKER_SPACING - MARKER_LEN)
+        })
+    }
+
+    /// Offsets of the markers.
+    fn markers(&self) -> impl Iterator<Item = usize> + use<> {
+        let end = self.total - CRC_LEN;
+        (self.first.unwrap_or(end)..end).step_by(MARKER_SPACING)
+    }
+
+    /// Whether the marker at `at` points to the length field. One that is not there yet does.
+    fn points_back(&self, at: usize) -> bool {
+        let Some(&[_, _, high, low]) = self.input.get(at..).and_then(|o| o.first_chunk()) else {
+            return true;
+        };
+        // The pointer has 16 bits, of which RFC 5044 §4.3 ignores the lowest two.
+        let distance = at.saturating_sub(self.head) as u16;
+        let big = u16::from_be_bytes([high, low]) & !3 == distance;
+        let little = u16::from_le_bytes([high, low]) & !3 == distance;
+        big || little && matches!(self.framing, Framing::OffGrid(_))
+    }
+
+    /// Whether the octets that are there can be an FPDU's: markers and headers.
+    #[inline]
+    fn is_plausible(&self) -> bool {
+        self.has_header() && self.markers().all(|at| self.points_back(at))
+    }
+
+    /// Whether the headers, as far as they are there, agree with each other.
+    #[inline]
+    fn has_header(&self) -> bool {
+        let mut buffer = SmallVec::new();
+        is_header(self.ulpdu(ULPDU_PEEK.min(self.ulpdu_len), &mut buffer), self.ulpdu_len)
+    }
+
+    /// The first `len` octets of the ULPDU, or as many as there are.
+    fn ulpdu<'b>(&self, len: usize, buffer: &'b mut SmallVec<[u8; 128]>) -> &'b [u8]
+    where
+        'a: 'b,
+    {
+        let begin = self.head + LENGTH_LEN;
+        let body = &self.input[begin..self.input.len().min(self.total - CRC_LEN).max(begin)];
+        // Octets to the first marker behind the length field.
+        let to_marker = match self.first {
+            None => usize::MAX,
+            Some(0) => MARKER_SPACING - begin,
+            Some(first) => first - begin,
+        };
+        if to_marker >= len {
+            return &body[..len.min(body.len())];
+        }
+        let (front, rest) = body.split_at(to_marker.min(body.len()));
+        buffer.extend_from_slice(front);
+        for part in rest.chunks(MARKER_SPACING) {
+            buffer.extend_from_slice(&part[MARKER_LEN.min(part.len())..]);
+            if buffer.len() >= len {
+                break;
+            }
+        }
+        buffer.truncate(len);
+        buffer
+    }
+
+    /// The CRC field's state. The FPDU is whole.
+    fn crc(&self) -> CrcState {
+        let (covered, field) = self.input[..self.total].split_at(self.total - CRC_LEN);
+        let computed = crc32c(covered).to_le_bytes();
+        // A fuzzer cannot guess a CRC: let it through to the code behind.
+        if field == computed || cfg!(fuzzing) && field != [0; 4] {
+            CrcState::Good
+        } else if field == [0; 4] {
+            CrcState::Zero
+        } else {
+            CrcState::Bad
+        }
+    }
+
+    fn crc_is_bad(&self) -> bool {
+        self.crc() == CrcState::Bad
+    }
+
+    /// All that the FPDU says. It is whole.
+    fn read(&self, crc_in_use: Option<bool>) -> Fpdu {
+        let mut fpdu = Fpdu {
+            // From a field of 16 bits.
+            ulpdu_len: self.ulpdu_len as u16,
+            crc: self.crc(),
+            crc_in_use,
+            markers: self.framing.markers(),
+            header: None,
+            payload_len: 0,
+            operation: Operation::None,
+            error: self.marker_fault(),
+        };
+        let mut buffer = SmallVec::new();
+        let front = self.ulpdu(ULPDU_PEEK.min(self.ulpdu_len), &mut buffer);
+        let segment = match Segment::parse(front) {
+            Ok(segment) => segment,
+            Err(error) => {
+                fpdu.error.get_or_insert_with(|| error.to_string());
+                return fpdu;
+            }
+        };
+        let header_len = segment.header_bytes().len();
+        fpdu.payload_len = (self.ulpdu_len - header_len) as u16;
+        fpdu.header = Some(match segment {
+            Segment::Tagged { header, .. } => DdpHeader::Tagged(*header),
+            Segment::Untagged { header, .. } => DdpHeader::Untagged(*header),
+        });
+        if let Some(fault) = fault(&segment) {
+            fpdu.error.get_or_insert(fault);
+        }
+        let operation = if segment.opcode() == Opcode::TERMINATE {
+            let mut whole = SmallVec::new();
+            let ulpdu = self.ulpdu(self.ulpdu_len, &mut whole);
+            let octets = &ulpdu[header_len.min(ulpdu.len())..];
+            Terminate::parse(octets)
+                .map(|parsed| Operation::Terminate(Box::new(parsed), octets.to_vec()))
+                .map_err(|error| error.to_string())
+        } else {
+            operation(&segment)
+        };
+        match operation {
+            Ok(operation) => fpdu.operation = operation,
+            Err(error) => {
+                fpdu.error.get_or_insert(error);
+            }
+        }
+        fpdu
+    }
+
+    /// What is wrong with the markers, in words.
+    fn marker_fault(&self) -> Option<String> {
+        let at = self.markers().find(|&at| !self.points_back(at))?;
+        let field = self.input.get(at + 2..)?.first_chunk()?;
+        Some(format!(
+            "MPA: at offset {at}: FPDUPTR is {:#x}, expected {:#x}",
+            u16::from_be_bytes(*field),
+            at.saturating_sub(self.head) as u16
+        ))
+    }
+}
+
+/// The header that follows DDP's, of all operations but a Terminate.
+fn operation(segment: &Segment<'_>) -> Result<Operation, String> {
+    let payload = segment.payload();
+    Ok(match segment.opcode() {
+        Opcode::READ_REQUEST => ReadRequest::parse(payload).copied().map(Operation::ReadRequest),
+        Opcode::ATOMIC_REQUEST => {
+            AtomicRequest::parse(payload).copied().map(Operation::AtomicRequest)
+        }
+        Opcode::ATOMIC_RESPONSE => {
+            AtomicResponse::parse(payload).copied().map(Operation::AtomicResponse)
+        }
+        Opcode::IMMEDIATE | Opcode::IMMEDIATE_SE => match payload.first_chunk() {
+            Some(octets) => Ok(Operation::Immediate(u64::from_be_bytes(*octets))),
+            None => {
+                let have = payload.len();
+                return Err(format!("RDMAP: at offset 0: 8 octets needed, {have} found"));
+            }
+        },
+        _ => Ok(Operation::None),
+    }
+    .map_err(|error| error.to_string())?)
+}
+
+/// The queue of an untagged message (RFC 5040 §4.1, RFC 7306 §4.1); `None` for tagged ones and
+/// unknown codes.
+const fn queue(opcode: Opcode) -> Option<u32> {
+    match opcode {
+        Opcode::READ_REQUEST | Opcode::ATOMIC_REQUEST => Some(ddp::QN_READ_REQUEST),
+        Opcode::TERMINATE => Some(ddp::QN_TERMINATE),
+        Opcode::ATOMIC_RESPONSE => Some(ddp::QN_ATOMIC_RESPONSE),
+        Opcode::IMMEDIATE | Opcode::IMMEDIATE_SE => Some(ddp::QN_SEND),
+        _ if opcode.is_send() => Some(ddp::QN_SEND),
+        _ => None,
+    }
+}
+
+/// What is wrong with a segment's header, in words.
+fn fault(segment: &Segment<'_>) -> Option<String> {
+    let opcode = segment.opcode();
+    let queue = queue(opcode);
+    if segment.ddp_version() != ddp::VERSION {
+        return Some(format!("DDP: version is {}, expected 1", segment.ddp_version()));
+    }
+    if segment.rdmap_version() != rdmap::VERSION {
+        return Some(format!("RDMAP: version is {}, expected 1", segment.rdmap_version()));
+    }
+    if opcode.name().is_none() {
+        return Some(format!("RDMAP: opcode {opcode} is not known"));
+    }
+    match segment {
+        Segment::Tagged { .. } if queue.is_some() => {
+            Some(format!("RDMAP: {opcode} in a tagged segment"))
+        }
+        Segment::Untagged { .. } if queue.is_none() => {
+            Some(format!("RDMAP: {opcode} in an untagged segment"))
+        }
+        Segment::Untagged { header, .. } if queue != Some(header.qn.get()) => {
+            Some(format!("RDMAP: {opcode} on queue {}", header.qn))
+        }
+        _ => None,
+    }
+}
+
+/// Whether `front`, the first octets of a ULPDU of `len`, are those of a DDP segment that RFC 5040
+/// and RFC 7306 allow. Octets that are not there are right.
+#[inline]
+fn is_header(front: &[u8], len: usize) -> bool {
+    // The shorter of the two headers.
+    if len < ddp::TaggedHeader::LEN {
+        return false;
+    }
+    let Some(&control) = front.first() else {
+        return true;
+    };
+    if control & (ddp::RESERVED_MASK | ddp::VERSION_MASK) != ddp::VERSION {
+        return false;
+    }
+    let tagged = control & ddp::TAGGED != 0;
+    if !tagged && len < ddp::UntaggedHeader::LEN {
+        return false;
+    }
+    let Some(&rdmap_control) = front.get(1) else {
+        return true;
+    };
+    let opcode = Opcode::from_control(rdmap_control);
+    let queue = queue(opcode);
+    if rdmap_control != opcode.control() || opcode.name().is_none() || tagged != queue.is_none() {
+        return false;
+    }
+    let Some(queue) = queue else {
+        return true;
+    };
+    // QN follows the octets that RDMAP has for itself.
+    let qn = front.get(6..).unwrap_or_default();
+    let qn = &qn[..qn.len().min(4)];
+    if *qn != queue.to_be_bytes()[..qn.len()] {
+        return false;
+    }
+    let last = control & ddp::LAST != 0;
+    let payload = len - ddp::UntaggedHeader::LEN;
+    match opcode {
+        Opcode::READ_REQUEST => last && payload == ReadRequest::LEN,
+        Opcode::ATOMIC_REQUEST => last && payload == AtomicRequest::LEN,
+        Opcode::ATOMIC_RESPONSE => last && payload == AtomicResponse::LEN,
+        Opcode::IMMEDIATE | Opcode::IMMEDIATE_SE => last && payload == 8,
+        Opcode::TERMINATE => {
+            last && (terminate::CONTROL_LEN..=terminate::MAX_LEN).contains(&payload)
+        }
+        _ => true,
+    }
+}
+
+/// A start-up frame with all that it holds.
+fn to_owned(start: &mpa::Start<'_>) -> Start {
+    Start {
+        kind: start.kind,
+        flags: start.flags,
+        revision: start.revision,
+        enhanced: start.enhanced,
+        // Revision 2 has its own place for them.
+        legacy_ird_ord: if start.revision < 2 {
+            mpa::legacy_ird_ord(start.private_data)
+        } else {
+            None
+        },
+        private_data: start.private_data.to_vec(),
+    }
+}
+
+/// Octets in order that are kept, and which frames brought them.
+#[derive(Debug, Default)]
+struct Backlog {
+    octets: Vec<u8>,
+    /// What is in front of this is done with.
+    base: usize,
+    /// Place in the stream of the octet at `base`.
+    pos: u64,
+    /// The first one covers `pos`.
+    arrivals: VecDeque<Arrival>,
+}
+
+/// From `pos` on, octets came with frame `number`.
+#[derive(Debug, Clone, Copy)]
+struct Arrival {
+    pos: u64,
+    number: u64,
+    /// Whether a segment begins at `pos`.
+    starts: bool,
+}
+
+impl Backlog {
+    /// The longest buffer that is kept while it is empty.
+    const KEEP: usize = 4096;
+
+    fn octets(&self) -> &[u8] {
+        &self.octets[self.base..]
+    }
+
+    const fn len(&self) -> usize {
+        self.octets.len() - self.base
+    }
+
+    const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Appends octets that follow those that are here.
+    fn append(&mut self, chunk: &Chunk<'_>) {
+        if self.is_empty() {
+            self.clear();
+            self.pos = chunk.pos;
+        }
+        if chunk.starts || self.arrivals.back().is_none_or(|last| last.number != chunk.number) {
+            let Chunk { number, pos, starts, .. } = *chunk;
+            self.arrivals.push_back(Arrival { pos, number, starts });
+        }
+        self.octets.extend_from_slice(chunk.octets);
+    }
+
+    /// Lets go of `len` octets at the front.
+    fn advance(&mut self, len: usize) {
+        self.base += len;
+        self.pos += len as u64;
+        while self.arrivals.get(1).is_some_and(|next| next.pos <= self.pos) {
+            self.arrivals.pop_front();
+        }
+        if self.is_empty() {
+            self.clear();
+        } else if self.base > self.len() {
+            self.octets.drain(..self.base);
+            self.base = 0;
+        }
+    }
+
+    /// Lets go of what precedes the next segment's first octet. False, and empty, if there is none.
+    fn to_next_segment(&mut self) -> bool {
+        let pos = self.pos;
+        let Some(next) = self.arrivals.iter().find(|a| a.starts && a.pos > pos) else {
+            self.clear();
+            return false;
+        };
+        self.advance((next.pos - pos) as usize);
+        !self.is_empty()
+    }
+
+    fn clear(&mut self) {
+        self.base = 0;
+        self.octets.clear();
+        self.arrivals.clear();
+        if self.octets.capacity() > Self::KEEP {
+            self.octets = Vec::new();
+        }
+        if self.arrivals.capacity() > Self::KEEP / size_of::<Arrival>() {
+            self.arrivals = VecDeque::new();
+        }
+    }
+
+    /// The frame that brought the octet at `offset` from the front.
+    fn number_at(&self, offset: usize) -> u64 {
+        let pos = self.pos + offset as u64;
+        let after = self.arrivals.partition_point(|arrival| arrival.pos <= pos);
+        after.checked_sub(1).and_then(|at| self.arrivals.get(at)).map_or(0, |found| found.number)
+    }
+
+    /// The first frame after `number` that brought any of the octets.
+    fn first_frame_after(&self, number: u64) -> Option<u64> {
+        let after = self.arrivals.partition_point(|arrival| arrival.number <= number);
+        self.arrivals.get(after).map(|arrival| arrival.number)
+    }
+}

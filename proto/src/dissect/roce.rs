@@ -17,14 +17,17 @@ use super::{
     train::{Segments, Train},
 };
 use crate::wire::{
-    ib::{lrh::Lrh, vcrc::vcrc},
-    mad::MAD_LEN,
+    ib::{
+        lrh::{self, Lrh},
+        vcrc::{VCRC_LEN, vcrc},
+    },
+    mad::{MAD_LEN, MadHeader},
     roce::{
         Headers, ICRC_LEN, Packet,
         bth::Bth,
-        grh::Grh,
+        grh::{Grh, NEXT_HEADER_BTH, VERSION},
         icrc::Icrc,
-        opcode::{Ext, Info, Operation, Payload, Place, Transport},
+        opcode::Opcode,
     },
 };
 
@@ -32,10 +35,6 @@ use crate::wire::{
 pub(super) const MAX_PAYLOAD: usize = 4096;
 /// A BTH and an ICRC: the least there is.
 pub(super) const MIN_PACKET: usize = Bth::LEN + ICRC_LEN;
-/// Octets of a MAD's header, without which it is not looked into.
-const MAD_HEADER: usize = 24;
-/// Next Header of a GRH in front of a BTH.
-const NEXT_IS_BTH: u8 = 0x1b;
 
 /// The IP header in front of a RoCEv2 packet.
 #[derive(Debug, Clone, Copy)]
@@ -82,7 +81,7 @@ pub(super) fn v1(octets: &[u8], missing: usize, frame: &mut Frame) {
     let mut roce = match grh_problem(grh) {
         Some(problem) => unread(Version::V1, problem),
         None => {
-            let wire_len = usize::from(grh.payload_len.get());
+            let wire_len = grh.payload_len();
             let (captured, problem) = bounded("GRH", rest, wire_len, missing);
             let icrc = icrc_state(Front::V1(grh), captured, wire_len);
             let mut roce = packet(Version::V1, captured, wire_len, icrc);
@@ -100,7 +99,7 @@ pub(super) fn ib(octets: &[u8], missing: usize, frame: &mut Frame) {
         return push(unread(Version::Ib, short("LRH", 8, octets.len(), missing)), frame);
     };
     frame.stack.push(Layer::Lrh);
-    if lrh.next_header() < 2 {
+    if matches!(lrh.next_header(), lrh::RAW | lrh::RAW_IPV6) {
         // Raw: no transport of InfiniBand's.
         frame.stack.push(Layer::Data);
         return;
@@ -109,7 +108,7 @@ pub(super) fn ib(octets: &[u8], missing: usize, frame: &mut Frame) {
     let (captured, mut problem) = bounded("LRH", octets, wire_len, missing);
     let mut rest = captured.get(size_of::<Lrh>()..).unwrap_or_default();
     let mut grh = None;
-    if lrh.next_header() == 3 {
+    if lrh.next_header() == lrh::GRH {
         match Grh::ref_from_prefix(rest) {
             Ok((header, behind)) => {
                 tell_ends(header, frame);
@@ -122,16 +121,17 @@ pub(super) fn ib(octets: &[u8], missing: usize, frame: &mut Frame) {
             }
         }
     }
-    let mut roce = if lrh.next_header() == 3 && grh.is_none_or(|grh| grh_problem(grh).is_some()) {
-        unread(Version::Ib, String::new())
-    } else {
-        let wire_len = rest.len() + (wire_len - captured.len());
-        let icrc = icrc_state(Front::Ib(lrh, grh), rest, wire_len);
-        packet(Version::Ib, rest, wire_len, icrc)
-    };
+    let mut roce =
+        if lrh.next_header() == lrh::GRH && grh.is_none_or(|grh| grh_problem(grh).is_some()) {
+            unread(Version::Ib, String::new())
+        } else {
+            let wire_len = rest.len() + (wire_len - captured.len());
+            let icrc = icrc_state(Front::Ib(lrh, grh), rest, wire_len);
+            packet(Version::Ib, rest, wire_len, icrc)
+        };
     roce.error = problem.or(roce.error);
     (roce.lrh, roce.grh) = (Some(*lrh), grh.copied());
-    let found = octets.get(wire_len..wire_len + 2);
+    let found = octets.get(wire_len..wire_len + VCRC_LEN);
     roce.vcrc = Some(match found {
         None => IcrcState::Absent,
         Some(found) if *found == vcrc(captured) => IcrcState::Good,
@@ -157,27 +157,9 @@ pub(super) fn icrc_state(front: Front<'_>, octets: &[u8], wire_len: usize) -> Ic
     if icrc.finish() == *found { IcrcState::Good } else { IcrcState::Bad }
 }
 
-/// Why a payload of this length cannot follow these headers.
-pub(super) fn payload_problem(info: &Info, payload_len: usize) -> Option<String> {
-    let name = info.name;
-    match info.payload {
-        Payload::None if payload_len > 0 => {
-            Some(format!("{name}: {payload_len} octets of payload, none expected"))
-        }
-        Payload::Exactly(len) if payload_len != usize::from(len) => {
-            Some(format!("{name}: {payload_len} octets of payload, {len} expected"))
-        }
-        _ if payload_len > MAX_PAYLOAD => Some(format!(
-            "{name}: {payload_len} octets of payload, at most {MAX_PAYLOAD} expected; if this is a \
-             train of packets, too little of it was captured, or is right, to part them"
-        )),
-        _ => None,
-    }
-}
-
 /// One packet, of which the front was captured: from its BTH on, `wire_len` octets on the wire.
 fn packet(version: Version, octets: &[u8], wire_len: usize, icrc: IcrcState) -> Box<Roce> {
-    let (packet, problem) = match Packet::parse_captured(octets, wire_len) {
+    let (packet, error) = match Packet::parse_captured(octets, wire_len) {
         Ok(packet) => (packet, None),
         Err(error) => {
             let Ok(bth) = Bth::read_from_prefix(octets) else {
@@ -195,9 +177,8 @@ fn packet(version: Version, octets: &[u8], wire_len: usize, icrc: IcrcState) -> 
             (packet, Some(format!("{error}")))
         }
     };
-    let info = packet.headers.bth.opcode().info();
-    let problem = problem.or_else(|| header_problem(&packet, info));
-    let mad = info.is_some_and(|info| carries_mad(&packet, info)).then(|| {
+    let error = error.or_else(|| problem(&packet));
+    let mad = carries_mad(&packet).then(|| {
         let captured = &packet.payload[..packet.payload.len().min(MAD_LEN)];
         Box::from(captured)
     });
@@ -210,31 +191,34 @@ fn packet(version: Version, octets: &[u8], wire_len: usize, icrc: IcrcState) -> 
         icrc,
         vcrc: None,
         mad,
-        error: problem,
+        error,
     })
 }
 
-fn header_problem(packet: &Packet<'_>, info: Option<&Info>) -> Option<String> {
-    let bth = &packet.headers.bth;
-    if bth.tver() != 0 {
-        return Some(format!("BTH: transport header version {}, 0 expected", bth.tver()));
+/// What is wrong with a packet that could be read.
+fn problem(packet: &Packet<'_>) -> Option<String> {
+    let opcode = packet.headers.bth.opcode();
+    if opcode.info().is_none() {
+        return Some(format!("BTH: {opcode} is not defined, what follows is not looked into"));
     }
-    match info {
-        None => Some(format!(
-            "BTH: opcode {:#04x} is not defined, what follows is not looked into",
-            bth.opcode
-        )),
-        Some(info) => payload_problem(info, packet.payload_len),
+    if let Err(error) = packet.check_form() {
+        return Some(format!("{error}"));
     }
+    (packet.payload_len > MAX_PAYLOAD).then(|| {
+        format!(
+            "{opcode}: {} octets of payload, at most {MAX_PAYLOAD} expected; if this is a train of \
+             packets, too little of it was captured, or is right, to part them",
+            packet.payload_len
+        )
+    })
 }
 
 /// Management datagrams go to queue pairs 0 and 1 (IBTA vol. 1, 13.5).
-fn carries_mad(packet: &Packet<'_>, info: &Info) -> bool {
-    info.transport == Transport::Ud
-        && (info.operation, info.place) == (Operation::Send, Place::Only)
-        && !info.ext.contains(Ext::IMMDT)
-        && packet.headers.bth.dest_qp().0 <= 1
-        && packet.payload.len() >= MAD_HEADER
+fn carries_mad(packet: &Packet<'_>) -> bool {
+    let bth = &packet.headers.bth;
+    bth.opcode() == Opcode::UD_SEND_ONLY
+        && bth.dest_qp().0 <= 1
+        && packet.payload.len() >= size_of::<MadHeader>()
 }
 
 /// A packet of which not even the BTH can be read.
@@ -283,12 +267,11 @@ fn tell_ends(grh: &Grh, frame: &mut Frame) {
 }
 
 fn grh_problem(grh: &Grh) -> Option<String> {
-    let version = grh.word.get() >> 28;
-    if version != 6 {
-        return Some(format!("GRH: version {version}, 6 expected"));
+    if grh.version() != VERSION {
+        return Some(format!("GRH: version {}, {} expected", grh.version(), VERSION));
     }
-    (grh.next_header != NEXT_IS_BTH).then(|| {
-        format!("GRH: next header {:#04x}, {NEXT_IS_BTH:#04x} (BTH) expected", grh.next_header)
+    (grh.next_header != NEXT_HEADER_BTH).then(|| {
+        format!("GRH: next header {:#04x}, {NEXT_HEADER_BTH:#04x} (BTH) expected", grh.next_header)
     })
 }
 
@@ -310,4 +293,249 @@ fn short(what: &str, need: usize, captured: usize, missing: usize) -> String {
         return format!("{what}: {need} octets needed, {captured} captured of {wire_len}");
     }
     format!("{what}: {need} octets needed, {captured} found")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::*;
+    use super::*;
+    use hex_literal::hex;
+    use std::{string::ToString, vec, vec::Vec};
+
+    // Linux 6.1, rxe: pcaps of `rping`, frames 4 and 9.
+    const WRITE: [u8; 74] = hex!(
+        "525400990003 525400990002 0800"
+        "4500003c 1d6c4000 4011087b 0a630002 0a630003 c90612b7 00280000"
+        "0400ffff 00000029 80964195 000055f755911370 00001ab5 00000040 8455de48"
+    );
+    const ACK: [u8; 62] = hex!(
+        "525400990003 525400990002 0800"
+        "45000030 1d6e4000 40110885 0a630002 0a630003 c90612b7 001c0000"
+        "1100ffff 00000029 00b2a1bb 1f000002 dc5e7a0b"
+    );
+
+    fn error(frame: &Frame) -> &str {
+        frame.roce[0].error.as_deref().expect("there is one")
+    }
+
+    #[test]
+    fn a_packet_of_rxe() {
+        let frame = dissect(&ACK);
+        assert_eq!(stack(&frame), ["eth", "ipv4", "udp", "bth"]);
+        assert_eq!(frame.ends.unwrap().ports, Some((0xc906, 4791)));
+        let [roce] = &frame.roce[..] else { panic!("one packet expected") };
+        let headers = roce.headers.unwrap();
+        assert_eq!((headers.bth.opcode, headers.bth.dest_qp().0), (0x11, 0x29));
+        assert_eq!((headers.bth.psn().get(), headers.aeth.is_some()), (0xb2_a1bb, true));
+        assert_eq!((roce.version, roce.icrc, roce.vcrc), (Version::V2, IcrcState::Good, None));
+        assert_eq!((roce.payload_len, &roce.mad, &roce.error), (0, &None, &None));
+        assert_eq!(dissect(&WRITE).roce[0].icrc, IcrcState::Good);
+    }
+
+    #[test]
+    fn routers_change_nothing_that_counts() {
+        // TOS, TTL, checksum, BTH octet 4 are masked; the Identification is not.
+        for (at, icrc) in [
+            (15, IcrcState::Good),
+            (22, IcrcState::Good),
+            (24, IcrcState::Good),
+            (46, IcrcState::Good),
+            (19, IcrcState::Bad),
+            (52, IcrcState::Bad),
+        ] {
+            let mut octets = ACK;
+            octets[at] ^= 1;
+            assert_eq!(dissect(&octets).roce[0].icrc, icrc, "octet {at}");
+        }
+    }
+
+    #[test]
+    fn any_port_may_be_given() {
+        let mut octets = ACK;
+        octets[36..38].copy_from_slice(&5000_u16.to_be_bytes());
+        assert!(dissect(&octets).roce.is_empty());
+        let options = super::super::Options {
+            roce_ports: [4791, 5000].into_iter().collect(),
+            ..Default::default()
+        };
+        let mut dissector = super::super::Dissector::new(options);
+        dissector.handle_record(&record(1, octets.len(), &octets));
+        assert_eq!(dissector.poll_frame().unwrap().roce[0].icrc, IcrcState::Bad);
+    }
+
+    #[test]
+    fn cut_packets_tell_what_they_have() {
+        let whole = framed(false, 7, &sealed(false, 7, 6, 1, &[7; 1024]));
+        for captured in 0..whole.len() {
+            let frame = dissect_cut(&whole, captured);
+            assert_eq!(frame.error, None);
+            if captured < 42 {
+                assert!(frame.roce.is_empty(), "{captured}");
+                continue;
+            }
+            let [roce] = &frame.roce[..] else { panic!("one packet expected") };
+            assert_eq!(roce.icrc, IcrcState::Absent, "{captured}");
+            assert_eq!(roce.headers.is_some(), captured >= 54);
+            match captured {
+                42..54 => assert_eq!(
+                    roce.error,
+                    Some(format!("BTH: 12 octets needed, {} captured of 1056", captured - 42))
+                ),
+                54..70 => assert!(roce.error.as_ref().unwrap().contains("RETH"), "{roce:?}"),
+                _ => assert_eq!((roce.payload_len, &roce.error), (1024, &None)),
+            }
+            if captured >= 54 {
+                assert_eq!(roce.payload_len, 1024);
+            }
+        }
+    }
+
+    #[test]
+    fn malformed_packets_are_told_and_shown() {
+        let first = |octets: &[u8]| dissect(&framed(false, 7, octets));
+        assert_eq!(error(&first(&[4; 11])), "BTH: 12 octets needed, 11 found");
+        let frame = first(&[4; 15]);
+        assert!(frame.roce[0].headers.is_some() && frame.roce[0].icrc == IcrcState::Absent);
+        assert_eq!(stack(&frame).last(), Some(&"bth"));
+        let mut packet = sealed(false, 7, 4, 1, &[]);
+        packet[1] |= 0x30;
+        let frame = first(&packet);
+        assert!(error(&frame).contains("PadCnt"), "{}", error(&frame));
+        packet[1] = 0x41;
+        assert!(error(&first(&packet)).contains("TVer"));
+        // An opcode that nobody defined; the ICRC is right all the same.
+        let mut packet = sealed(false, 7, 4, 1, b"abcd");
+        packet.truncate(16);
+        packet[0] = 0xff;
+        let frame = first(&seal(false, 7, packet));
+        assert_eq!(
+            error(&frame),
+            "BTH: opcode 0xff is not defined, what follows is not looked into"
+        );
+        assert_eq!((frame.roce[0].icrc, frame.roce[0].payload_len), (IcrcState::Good, 4));
+        // Payload behind an ACK, none behind a CNP, more than any path MTU.
+        for (opcode, payload) in [(0x11, 4), (0x81, 0), (0x04, 4100)] {
+            let frame = first(&sealed(false, 7, opcode, 1, &vec![0; payload]));
+            assert!(error(&frame).contains("payload"), "{}", error(&frame));
+            assert_eq!(frame.roce[0].icrc, IcrcState::Good);
+        }
+        assert_eq!(first(&sealed(false, 7, 0x81, 0, &[0; 16])).roce[0].error, None);
+    }
+
+    #[test]
+    fn mads_are_taken_out() {
+        let ud = |opcode, qp, len| {
+            let mut packet = sealed(false, 7, opcode, 1, &vec![7; len]);
+            packet.truncate(packet.len() - ICRC_LEN);
+            packet[7] = qp;
+            framed(false, 7, &seal(false, 7, packet))
+        };
+        let whole = ud(0x64, 1, 256);
+        let frame = dissect(&whole);
+        assert_eq!(stack(&frame), ["eth", "ipv4", "udp", "bth", "mad"]);
+        assert_eq!(frame.roce[0].mad.as_deref(), Some(&[7; 256][..]));
+        assert_eq!(dissect_cut(&whole, 42 + 20 + 24).roce[0].mad.as_ref().unwrap().len(), 24);
+        assert_eq!(dissect_cut(&whole, 42 + 20 + 23).roce[0].mad, None);
+        assert_eq!(dissect(&ud(0x64, 0, 300)).roce[0].mad.as_ref().unwrap().len(), 256);
+        for (opcode, qp, len) in [(0x64, 2, 256), (0x65, 1, 256), (0x04, 1, 256), (0x64, 1, 23)] {
+            assert_eq!(dissect(&ud(opcode, qp, len)).roce[0].mad, None);
+        }
+    }
+
+    fn grh(payload_len: u16) -> Vec<u8> {
+        let mut grh = hex!(
+            "60000000 0000 1b 40 00000000000000000000ffff0a630002 fe800000000000000000000000000003"
+        )
+        .to_vec();
+        grh[4..6].copy_from_slice(&payload_len.to_be_bytes());
+        grh
+    }
+
+    /// A packet with the ICRC that follows from `covered`: what the ICRC covers in front of it.
+    fn native(front: &dyn Fn(&Bth) -> Icrc) -> Vec<u8> {
+        let mut packet = sealed(false, 7, 4, 9, b"abcd");
+        let (covered, found) = packet.split_last_chunk_mut::<ICRC_LEN>().unwrap();
+        let (bth, rest) = Bth::read_from_prefix(covered).unwrap();
+        let mut icrc = front(&bth);
+        icrc.update(rest);
+        *found = icrc.finish();
+        packet
+    }
+
+    #[test]
+    fn roce_v1_ends_where_its_grh_says() {
+        let header = grh(20);
+        let packet = native(&|bth| Icrc::grh(Grh::ref_from_bytes(&header).unwrap(), bth));
+        let mut octets = ethernet(0x8915, &[&header[..], &packet].concat());
+        let frame = dissect(&octets);
+        assert_eq!(stack(&frame), ["eth", "grh", "bth"]);
+        assert_eq!(frame.ends.unwrap().src.to_string(), "10.99.0.2");
+        assert_eq!(frame.ends.unwrap().dst.to_string(), "fe80::3");
+        let roce = &frame.roce[0];
+        assert_eq!((roce.version, roce.icrc, roce.payload_len), (Version::V1, IcrcState::Good, 4));
+        assert!(roce.grh.is_some() && roce.error.is_none());
+        // Padding behind it, or too little.
+        octets.extend([0; 6]);
+        assert_eq!(dissect(&octets).roce[0].icrc, IcrcState::Good);
+        octets.truncate(70);
+        let frame = dissect(&octets);
+        assert_eq!(error(&frame), "GRH: 20 octets announced, 16 found");
+        assert_eq!(frame.roce[0].icrc, IcrcState::Absent);
+        let cut = dissect_cut(&octets[..60], 30);
+        assert_eq!(error(&cut), "GRH: 40 octets needed, 16 captured of 46");
+        octets[20] = 0x3a;
+        assert_eq!(error(&dissect(&octets)), "GRH: next header 0x3a, 0x1b (BTH) expected");
+        octets[14] = 0x40;
+        assert_eq!(error(&dissect(&octets)), "GRH: version 4, 6 expected");
+        assert_eq!(stack(&dissect(&octets)), ["eth", "grh"]);
+    }
+
+    #[test]
+    fn native_infiniband_has_two_checksums() {
+        let ib = |octets: &[u8], captured: usize| {
+            let mut dissector = super::super::Dissector::new(Default::default());
+            let mut record = record(1, octets.len(), &octets[..captured]);
+            record.link = super::super::capture::LinkType::INFINIBAND;
+            dissector.handle_record(&record);
+            dissector.poll_frame().unwrap()
+        };
+        for global in [false, true] {
+            let mut lrh = hex!("0002 0001 0007 0002");
+            lrh[1] |= u8::from(global);
+            lrh[5] += if global { 10 } else { 0 };
+            let header = if global { grh(20) } else { Vec::new() };
+            let grh = Grh::ref_from_bytes(&header).ok();
+            let packet = native(&|bth| Icrc::ib(Lrh::ref_from_bytes(&lrh).unwrap(), grh, bth));
+            let mut octets = [&lrh[..], &header, &packet].concat();
+            octets.extend(vcrc(&octets));
+            let frame = ib(&octets, octets.len());
+            let want = if global { &["lrh", "grh", "bth"][..] } else { &["lrh", "bth"] };
+            assert_eq!((stack(&frame), frame.ends.is_some()), (want.to_vec(), global));
+            let roce = &frame.roce[0];
+            assert_eq!((roce.icrc, roce.vcrc), (IcrcState::Good, Some(IcrcState::Good)));
+            assert_eq!((roce.payload_len, &roce.error), (4, &None));
+            let cut = ib(&octets, octets.len() - 2);
+            assert_eq!(
+                (cut.roce[0].icrc, cut.roce[0].vcrc),
+                (IcrcState::Good, Some(IcrcState::Absent))
+            );
+            let cut = ib(&octets, octets.len() - 3);
+            assert_eq!(cut.roce[0].icrc, IcrcState::Absent);
+            let last = octets.len() - 1;
+            octets[last] ^= 1;
+            assert_eq!(ib(&octets, last + 1).roce[0].vcrc, Some(IcrcState::Bad));
+            octets[last - 10] ^= 1;
+            assert_eq!(ib(&octets, last + 1).roce[0].icrc, IcrcState::Bad);
+            for captured in 0..octets.len() {
+                ib(&octets, captured);
+                ib(&octets[..captured], captured);
+            }
+            octets[5] += 1;
+            let frame = ib(&octets, octets.len());
+            assert!(error(&frame).starts_with("LRH: "), "{}", error(&frame));
+        }
+        let frame = ib(&hex!("0000 0001 0007 0002 00000000"), 12);
+        assert_eq!((stack(&frame), frame.roce.len()), (vec!["lrh", "data"], 0));
+        assert_eq!(error(&ib(&hex!("0002 0001"), 4)), "LRH: 8 octets needed, 4 found");
+    }
 }

@@ -13,8 +13,8 @@
 //! some leave it as it is).
 //!
 //! The size is nowhere on the wire. It is believed
-//! 1. if what would be the second packet begins with a plausible BTH, and the ICRC of the first or of
-//!    the second is right: 32 bits that chance does not match;
+//! 1. if what would be the second packet begins with what may be a BTH, and the ICRC of the first or
+//!    of the second is right: 32 bits that chance does not match;
 //! 2. or if the datagram cannot be one packet (too long, or not a length that its opcode may have)
 //!    and all BTHs tell one story: same queue pair, rising PSNs, messages that begin and end, full
 //!    packets of one path MTU.
@@ -30,7 +30,7 @@ use super::{
 use crate::wire::roce::{
     Packet,
     bth::Bth,
-    opcode::{Info, Operation, Payload, Place},
+    opcode::{Info, Operation, Place},
 };
 
 /// Packets of a train: what the kernel allows (`UDP_MAX_SEGMENTS`).
@@ -105,22 +105,19 @@ impl<'a> Train<'a> {
         }
         let (first, _) = Bth::ref_from_prefix(self.octets).ok()?;
         let (mut tries, mut checked) = (0, 0);
-        let mut verified = |size: usize| {
-            tries += 1;
-            checked += 2 * size;
-            (0..2)
-                .any(|index| self.icrc_state(size, index, None).0 == IcrcState::Good)
-                .then_some(size)
-                .ok_or(tries == MAX_TRIES || checked > MAX_CHECKED * self.octets.len())
-        };
         for continues in [follows, may_follow] {
-            for size in
-                self.sizes().filter(|size| self.bth(*size).is_some_and(|bth| continues(first, bth)))
-            {
-                match verified(size) {
-                    Ok(size) => return Some(size),
-                    Err(true) => return None,
-                    Err(false) => {}
+            for size in self.sizes() {
+                if !self.bth(size).is_some_and(|bth| continues(first, bth)) {
+                    continue;
+                }
+                tries += 1;
+                checked += 2 * size;
+                if tries > MAX_TRIES || checked > MAX_CHECKED * self.octets.len() {
+                    break;
+                }
+                let good = |index| self.icrc_state(size, index, None).0 == IcrcState::Good;
+                if good(0) || good(1) {
+                    return Some(size);
                 }
             }
         }
@@ -198,11 +195,8 @@ impl<'a> Train<'a> {
 
     /// Whether the datagram may be what it seems: one packet.
     fn may_be_one(&self) -> bool {
-        let Ok(packet) = Packet::parse_captured(self.octets, self.wire_len) else { return true };
-        match packet.headers.bth.opcode().info() {
-            None => packet.payload_len <= MAX_PAYLOAD,
-            Some(info) => is_right_length(info, packet.payload_len),
-        }
+        Packet::parse_captured(self.octets, self.wire_len)
+            .map_or(true, |packet| is_regular(&packet))
     }
 
     /// Whether all packets that were captured tell one story.
@@ -216,7 +210,7 @@ impl<'a> Train<'a> {
                 return octets.len() < wire_len && index >= 2;
             };
             let Some(info) = packet.headers.bth.opcode().info() else { return false };
-            if !is_right_length(info, packet.payload_len) {
+            if !is_regular(&packet) {
                 return false;
             }
             if is_full(info) && *mtu.get_or_insert(packet.payload_len) != packet.payload_len {
@@ -245,14 +239,18 @@ fn follows(first: &Bth, next: &Bth) -> bool {
         && next.opcode().info().is_some()
 }
 
-/// Whether `next` can be a BTH at all: of another flow, or behind one that was damaged.
+/// Whether `next` may be a BTH, of another flow, or where one of the two was damaged: two of its
+/// partition key, its queue pair and its form are as they should be.
 fn may_follow(first: &Bth, next: &Bth) -> bool {
-    (next.pkey == first.pkey || next.pkey.get() == DEFAULT_PKEY)
-        && next.tver() == 0
-        && next.ecn & 0x3f == 0
-        && next.ack & 0x7f == 0
-        && next.opcode().info().is_some()
-        && !follows(first, next)
+    let pkey = next.pkey == first.pkey || next.pkey.get() == DEFAULT_PKEY;
+    let qp = next.dest_qp == first.dest_qp;
+    let form = || {
+        next.tver() == 0
+            && next.ecn & 0x3f == 0
+            && next.ack & 0x7f == 0
+            && next.opcode().info().is_some()
+    };
+    ((pkey && qp) || ((pkey || qp) && form())) && !follows(first, next)
 }
 
 /// Whether the packet must fill the path MTU.
@@ -260,11 +258,12 @@ fn is_full(info: &Info) -> bool {
     matches!(info.place, Place::First | Place::Middle)
 }
 
-fn is_right_length(info: &Info, payload_len: usize) -> bool {
-    roce::payload_problem(info, payload_len).is_none()
-        && !(is_full(info)
-            && info.payload == Payload::Any
-            && !matches!(payload_len, 256 | 512 | 1024 | 2048 | 4096))
+/// Whether a packet has the form that its opcode asks for, and a length that it may have.
+fn is_regular(packet: &Packet<'_>) -> bool {
+    let is_mtu = || matches!(packet.payload_len, 256 | 512 | 1024 | 2048 | 4096);
+    packet.check_form().is_ok()
+        && packet.payload_len <= MAX_PAYLOAD
+        && packet.headers.bth.opcode().info().is_none_or(|info| !is_full(info) || is_mtu())
 }
 
 /// Whether a packet may come after another: a message goes on, or ends and the next begins.
@@ -287,5 +286,225 @@ fn continues_psn(info: &Info, before: &Bth, next: &Bth) -> bool {
         | Operation::AtomicWrite => ahead == 1,
         Operation::ReadRequest | Operation::AtomicAck | Operation::Resync => ahead >= 1,
         Operation::Ack | Operation::Cnp => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::*;
+    use super::super::{Frame, Layer};
+    use super::*;
+    use proptest::prelude::*;
+    use std::{vec, vec::Vec};
+
+    const ID: u16 = 0xfffe;
+
+    /// Packets of one message, each with the ICRC it has once it is by itself.
+    fn packets(v6: bool, rising: bool, opcodes: &[u8], len: usize, last: usize) -> Vec<Vec<u8>> {
+        let ends = opcodes.len() - 1;
+        (0..opcodes.len())
+            .map(|i| {
+                let id = if rising { ID.wrapping_add(i as u16) } else { ID };
+                let len = if i == ends { last } else { len };
+                let payload: Vec<u8> = (0..len).map(|at| (at * 7 + i) as u8).collect();
+                sealed(v6, id, opcodes[i], 0xff_fff0 + i as u32, &payload)
+            })
+            .collect()
+    }
+
+    /// FIRST, MIDDLE, …, LAST of a SEND.
+    fn send(count: usize) -> Vec<u8> {
+        (0..count).map(|i| if i == 0 { 0 } else { 1 + u8::from(i + 1 == count) }).collect()
+    }
+
+    fn states(frame: &Frame) -> Vec<IcrcState> {
+        frame.roce.iter().map(|roce| roce.icrc).collect()
+    }
+
+    fn is_train(frame: &Frame, packets: &[Vec<u8>]) {
+        assert_eq!(frame.roce.len(), packets.len());
+        assert_eq!(frame.stack.iter().filter(|layer| **layer == Layer::Bth).count(), 1);
+        for (roce, packet) in frame.roce.iter().zip(packets) {
+            let bth = Bth::ref_from_prefix(packet).unwrap().0;
+            assert_eq!(roce.headers.unwrap().bth, *bth);
+        }
+    }
+
+    #[test]
+    fn trains_are_parted() {
+        for v6 in [false, true] {
+            for rising in [false, true] {
+                for (count, len, last) in
+                    [(2, 1024, 1), (2, 256, 256), (15, 4096, 77), (60, 1024, 8)]
+                {
+                    let packets = packets(v6, rising, &send(count), len, last);
+                    let frame = dissect(&framed(v6, ID, &packets.concat()));
+                    is_train(&frame, &packets);
+                    assert_eq!(states(&frame), vec![IcrcState::Good; count]);
+                    assert_eq!(frame.roce[count - 1].payload_len as usize, last);
+                    assert!(frame.roce.iter().all(|roce| roce.error.is_none()));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_train_may_be_of_many_queue_pairs() {
+        // SENDs of 4 octets and ACKs are of one size.
+        let packets: Vec<Vec<u8>> = (0..6)
+            .map(|i: u16| {
+                let mut packet = match i % 2 {
+                    0 => sealed(false, 0, 4, u32::from(i) * 100_000, b"abcd"),
+                    _ => sealed(false, 0, 0x11, 77, b""),
+                };
+                packet.truncate(16);
+                packet[7] = i as u8;
+                seal(false, ID.wrapping_add(i), packet)
+            })
+            .collect();
+        let frame = dissect(&framed(false, ID, &packets.concat()));
+        is_train(&frame, &packets);
+        assert_eq!(states(&frame), [IcrcState::Good; 6]);
+    }
+
+    proptest! {
+        #[test]
+        fn one_flipped_bit_spoils_one_packet(
+            v6 in any::<bool>(),
+            count in 2usize..60,
+            mtu in prop::sample::select(vec![256usize, 1024]),
+            last in 0usize..256,
+            at in any::<prop::sample::Index>(),
+            bit in 0u8..8,
+        ) {
+            let packets = packets(v6, true, &send(count), mtu, last);
+            let mut octets = packets.concat();
+            let at = at.index(octets.len());
+            let size = packets[0].len();
+            octets[at] ^= 1 << bit;
+            let frame = dissect(&framed(v6, ID, &octets));
+            prop_assert_eq!(frame.roce.len(), count);
+            let mut want = vec![IcrcState::Good; count];
+            if at % size != 4 {
+                // FECN, BECN and the bits beside them are masked.
+                want[at / size] = IcrcState::Bad;
+            }
+            prop_assert_eq!(states(&frame), want);
+        }
+
+        #[test]
+        fn a_cut_train_is_parted_as_far_as_it_goes(
+            v6 in any::<bool>(),
+            count in 2usize..40,
+            captured in any::<prop::sample::Index>(),
+        ) {
+            let packets = packets(v6, true, &send(count), 256, 100);
+            let octets = packets.concat();
+            let whole = framed(v6, ID, &octets);
+            let headers = whole.len() - octets.len();
+            let captured = captured.index(octets.len());
+            let frame = dissect_cut(&whole, headers + captured);
+            let size = packets[0].len();
+            if captured < size + Bth::LEN {
+                // Not enough to know that it is one.
+                prop_assert_eq!(states(&frame), [IcrcState::Absent]);
+                if captured >= Bth::LEN && octets.len() > 4096 + 16 {
+                    let error = frame.roce[0].error.as_ref().unwrap();
+                    prop_assert!(error.contains("train"), "{error}");
+                }
+                return Ok(());
+            }
+            let seen = captured.div_ceil(size);
+            prop_assert_eq!(frame.roce.len(), seen);
+            for (i, roce) in frame.roce.iter().enumerate() {
+                let whole = captured >= i * size + packets[i].len();
+                let want = if whole { IcrcState::Good } else { IcrcState::Absent };
+                prop_assert_eq!(roce.icrc, want);
+            }
+            let told = frame.roce[seen - 1].error.is_some();
+            let there = captured - (seen - 1) * size;
+            prop_assert_eq!(told, seen < count || there < Bth::LEN);
+        }
+
+        /// Whatever an ordinary packet carries, it stays one packet if its ICRC is wrong.
+        #[test]
+        fn an_ordinary_packet_is_not_parted(
+            v6 in any::<bool>(),
+            opcode in prop::sample::select(vec![0u8, 1, 2, 4, 7, 0x0e, 0x10, 0x64]),
+            inner in 16usize..300,
+            same_flow in any::<bool>(),
+            full in any::<bool>(),
+            good in any::<bool>(),
+        ) {
+            // Octets that look like packets of the very same queue pair, one after the other, with
+            // ICRCs that are right elsewhere: a capture that is being copied by RDMA.
+            let inner = inner.next_multiple_of(4);
+            let mut payload = Vec::new();
+            let mut psn = 0xff_fff1;
+            while payload.len() < 4096 {
+                let flow = if same_flow { 7 } else { psn as u16 };
+                payload.extend(sealed(v6, flow, 1, psn, &vec![0; inner]));
+                psn += 1;
+            }
+            payload.truncate(if full { 4096 } else { 1024 });
+            let mut packet = sealed(v6, ID, opcode, 0xff_fff0, &payload);
+            if !good {
+                let last = packet.len() - 1;
+                packet[last] ^= 1;
+            }
+            let frame = dissect(&framed(v6, ID, &packet));
+            let want = if good { IcrcState::Good } else { IcrcState::Bad };
+            prop_assert_eq!(states(&frame), [want]);
+            prop_assert_eq!(frame.roce[0].payload_len as usize, payload.len());
+        }
+
+        #[test]
+        fn random_payload_is_never_parted(
+            v6 in any::<bool>(),
+            payload in prop::collection::vec(any::<u8>(), 16..4096),
+            captured in 42usize..4200,
+        ) {
+            let packet = sealed(v6, ID.wrapping_add(1), 4, 1, &payload);
+            let frame = framed(v6, ID, &packet);
+            let state = if v6 { IcrcState::Good } else { IcrcState::Bad };
+            prop_assert_eq!(states(&dissect(&frame)), [state]);
+            prop_assert!(dissect_cut(&frame, captured).roce.len() <= 1);
+        }
+    }
+
+    #[test]
+    fn a_train_of_wrong_icrcs_is_parted_by_its_story() {
+        // Longer than a packet may be, or a FIRST that is not full: it cannot be one packet.
+        for (count, len, last) in [(2, 4096, 1), (3, 1024, 100), (40, 1024, 1024), (60, 256, 0)] {
+            let mut packets = packets(true, true, &send(count), len, last);
+            for packet in &mut packets {
+                let last = packet.len() - 1;
+                packet[last] ^= 1;
+            }
+            let frame = dissect(&framed(true, ID, &packets.concat()));
+            is_train(&frame, &packets);
+            assert_eq!(states(&frame), vec![IcrcState::Bad; count]);
+            // A story that does not hold: a number is missing.
+            let psn = packets[1][11];
+            packets[1][11] = psn.wrapping_add(1);
+            assert_eq!(dissect(&framed(true, ID, &packets.concat())).roce.len(), 1);
+            packets[1][11] = psn;
+            // Another SEND begins before this one ends.
+            packets[1][0] = 0;
+            assert_eq!(dissect(&framed(true, ID, &packets.concat())).roce.len(), 1);
+        }
+    }
+
+    #[test]
+    fn hostile_octets_take_no_quadratic_time() {
+        // Every 4 octets a BTH might begin.
+        let bth = [0x04, 0x40, 0xff, 0xff];
+        for (v6, fill) in [(false, bth), (true, bth), (false, [0; 4]), (true, [0xff; 4])] {
+            let octets: Vec<u8> = fill.iter().copied().cycle().take(65_480).collect();
+            let frame = framed(v6, ID, &octets);
+            for _ in 0..200 {
+                assert_eq!(dissect(&frame).roce.len(), 1);
+            }
+        }
     }
 }

@@ -81,3 +81,62 @@ pub(super) fn is_raw(front: &[u8]) -> bool {
         && usize::from(record_len) >= LEN
         && (820_000_000..2_000_000_000).contains(&seconds)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hex_literal::hex;
+    use proptest::prelude::*;
+    use std::vec::Vec;
+
+    #[test]
+    fn infiniband() {
+        // Half a second; 18 octets on the wire, 16 captured with 2 of pad behind them.
+        let record = hex!(
+            "00000080 5c412b48 15 04 0022 0000 0010"
+            "f0020000 00000000 00000000 00000001 0000"
+        );
+        let erf = Erf::parse(&record).unwrap();
+        assert_eq!(erf.time_ns, 1_210_794_332_500_000_000);
+        assert_eq!((erf.kind, erf.len, erf.data), (21, 16, &record[16..32]));
+        assert!(is_raw(&record));
+    }
+
+    #[test]
+    fn times_round_to_the_nearest() {
+        let time = |fraction: u32| {
+            let mut record = hex!("00000000 01000000 15 04 0010 0000 0000");
+            record[..4].copy_from_slice(&fraction.to_le_bytes());
+            Erf::parse(&record).unwrap().time_ns
+        };
+        assert_eq!(time(0), 1_000_000_000);
+        assert_eq!(time(4), 1_000_000_001);
+        assert_eq!(time(u32::MAX), 2_000_000_000);
+    }
+
+    #[test]
+    fn extension_headers_and_the_pad_of_ethernet() {
+        let record = hex!(
+            "00000000 01000000 82 04 0028 0000 0004"
+            "83000000 00000000 03000000 00000000 0000 a1a2a3a4"
+        );
+        let erf = Erf::parse(&record).unwrap();
+        assert_eq!((erf.kind, erf.len, erf.data), (2, 4, &hex!("a1a2a3a4")[..]));
+        // Cut within the pad, an extension header, the header.
+        for have in [0, 15, 16, 23, 31, 33] {
+            assert_eq!(Erf::parse(&record[..have]), None, "{have} octets");
+        }
+        assert_eq!(Erf::parse(&record[..35]).unwrap().data, [0xa1]);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_split_without_panic(record: Vec<u8>) {
+            if let Some(erf) = Erf::parse(&record) {
+                prop_assert!(erf.data.len() + LEN <= record.len());
+                prop_assert!(erf.data.len() <= erf.len as usize);
+            }
+            is_raw(&record);
+        }
+    }
+}

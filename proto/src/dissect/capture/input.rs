@@ -141,3 +141,112 @@ fn read(source: &mut impl Read, room: &mut [u8]) -> io::Result<usize> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{super::tests::all, *};
+    use flate2::{Compression, write::GzEncoder};
+    use hex_literal::hex;
+    use std::{format, io::Write};
+
+    fn gzip(octets: &[u8]) -> Vec<u8> {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+        encoder.write_all(octets).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    /// `n` frames of 8 octets that do not pack well.
+    fn capture(n: u64) -> Vec<u8> {
+        let mut octets = hex!("d4c3b2a1 0200 0400 00000000 00000000 00000400 01000000").to_vec();
+        for i in 0..n {
+            octets.extend(hex!("01000000 02000000 08000000 08000000"));
+            octets.extend(i.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
+        }
+        octets
+    }
+
+    #[test]
+    fn what_comes_out_of_gzip_is_the_same() {
+        let octets = capture(3000);
+        assert_eq!(all(&gzip(&octets)[..]), all(&octets[..]));
+        // In several members, cut anywhere.
+        let (a, b) = octets.split_at(25_001);
+        assert_eq!(all(&[gzip(a), gzip(b)].concat()[..]), all(&octets[..]));
+    }
+
+    #[test]
+    fn what_comes_before_the_end_of_a_cut_gzip_is_read() {
+        let octets = capture(100);
+        let whole = all(&octets[..]).0;
+        let packed = gzip(&octets);
+        let mut most = 0;
+        for have in 2..packed.len() {
+            let (frames, error) = all(&packed[..have]);
+            assert_eq!(frames, whole[..frames.len()]);
+            let error = error.unwrap();
+            let told = "the gzip stream is damaged or cut off: ";
+            assert!(error.starts_with(told), "{have} octets: {error}");
+            // Not less than with one octet less.
+            assert!(frames.len() >= most);
+            most = frames.len();
+        }
+        // Without the last octet of the trailer all is there.
+        assert_eq!(most, 100);
+    }
+
+    #[test]
+    fn what_comes_before_the_damage_of_a_gzip_is_read() {
+        let octets = capture(20_000);
+        let mut packed = gzip(&octets);
+        let at = packed.len() / 2;
+        packed[at..at + 64].fill(0xff);
+        let (frames, error) = all(&packed[..]);
+        assert!(frames.len() > 5000, "{} frames", frames.len());
+        assert!(error.is_some());
+        // A wrong checksum comes to light after everything else.
+        let mut packed = gzip(&octets);
+        let at = packed.len() - 8;
+        packed[at] ^= 1;
+        let (frames, error) = all(&packed[..]);
+        assert_eq!(frames.len(), 20_000);
+        let told = format!("the gzip stream is damaged or cut off: {} octets of", octets.len());
+        assert!(error.unwrap().starts_with(&told));
+    }
+
+    #[test]
+    fn the_buffer_grows_only_as_octets_come() {
+        let octets = vec![7; 3 * CHUNK];
+        let mut input = Input::new(&octets[..]).unwrap();
+        assert_eq!(input.want(200 << 20).unwrap(), octets.len());
+        assert!(input.buffer.len() <= 2 * octets.len());
+        assert_eq!(input.ahead(), octets);
+    }
+
+    #[test]
+    fn the_buffer_stays_as_it_is_over_many_records() {
+        let octets = vec![7; 20 * CHUNK];
+        let mut input = Input::new(&octets[..]).unwrap();
+        for n in (1..100_000).cycle().step_by(997) {
+            if input.want(n).unwrap() < n {
+                break;
+            }
+            let range = input.consume(n, 0..n);
+            assert_eq!(input.octets(range).len(), n);
+        }
+        assert!(input.position() > 19 * CHUNK as u64);
+        assert_eq!(input.buffer.len(), CHUNK);
+    }
+
+    #[test]
+    fn an_interrupted_read_is_tried_again() {
+        struct Interrupted<'a>(&'a [u8], bool);
+        impl Read for Interrupted<'_> {
+            fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+                self.1 = !self.1;
+                if self.1 { Err(io::ErrorKind::Interrupted.into()) } else { self.0.read(room) }
+            }
+        }
+        let octets = capture(5);
+        assert_eq!(all(Interrupted(&octets, false)), all(&octets[..]));
+    }
+}

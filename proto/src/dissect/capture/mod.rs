@@ -362,4 +362,229 @@ fn is_hcidump(front: &[u8]) -> bool {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+    use hex_literal::hex;
+    use proptest::prelude::*;
+    use std::{format, string::String, vec, vec::Vec};
+
+    /// A frame without its number.
+    #[derive(Debug, PartialEq, Eq)]
+    pub(super) struct Seen {
+        pub(super) time_ns: Option<i128>,
+        pub(super) len: u32,
+        pub(super) data: Vec<u8>,
+        pub(super) link: u16,
+    }
+
+    /// All frames of a capture, and in words what ended it, if anything did.
+    pub(super) fn all(input: impl Read) -> (Vec<Seen>, Option<String>) {
+        let mut reader = match Reader::new(input) {
+            Ok(reader) => reader,
+            Err(error) => return (vec![], Some(error.to_string())),
+        };
+        let mut frames = vec![];
+        loop {
+            match reader.next_record() {
+                Ok(Some(record)) => {
+                    assert_eq!(record.number, frames.len() as u64 + 1);
+                    let (data, link) = (record.data.to_vec(), record.link.0);
+                    frames.push(Seen { time_ns: record.time_ns, len: record.len, data, link });
+                }
+                Ok(None) => {
+                    assert!(reader.next_record().unwrap().is_none());
+                    return (frames, None);
+                }
+                Err(error) => {
+                    let told = error.to_string();
+                    assert_eq!(reader.next_record().unwrap_err().to_string(), told);
+                    return (frames, Some(told));
+                }
+            }
+        }
+    }
+
+    /// All frames of a capture that ends well.
+    pub(super) fn good(octets: &[u8]) -> Vec<Seen> {
+        let (frames, error) = all(octets);
+        assert_eq!(error, None);
+        frames
+    }
+
+    /// Gives one octet at a time.
+    struct Drip<'a>(&'a [u8]);
+
+    impl Read for Drip<'_> {
+        fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+            let n = room.len().min(1);
+            self.0.read(&mut room[..n])
+        }
+    }
+
+    /// Two frames of 3 and 2 octets, the second one cut from 9.
+    const PCAP: [u8; 61] = hex!(
+        "d4c3b2a1 0200 0400 00000000 00000000 00000400 01000000"
+        "01000000 02000000 03000000 03000000 aabbcc"
+        "01000000 03000000 02000000 09000000 ddee"
+    );
+
+    /// The same frames.
+    const PCAPNG: [u8; 124] = hex!(
+        "0a0d0d0a 1c000000 4d3c2b1a 0100 0000 ffffffffffffffff 1c000000"
+        "01000000 14000000 0100 0000 00000000 14000000"
+        "06000000 24000000 00000000 00000000 42420f00 03000000 03000000 aabbcc00 24000000"
+        "06000000 28000000 00000000 00000000 43420f00 02000000 09000000 ddee0000 00000000 28000000"
+    );
+
+    fn seen(ns: i128, len: u32, data: &[u8]) -> Seen {
+        Seen { time_ns: Some(ns), len, data: data.to_vec(), link: 1 }
+    }
+
+    fn both_frames() -> Vec<Seen> {
+        vec![seen(1_000_002_000, 3, &hex!("aabbcc")), seen(1_000_003_000, 9, &hex!("ddee"))]
+    }
+
+    #[test]
+    fn both_formats_tell_the_same() {
+        for (octets, format) in [(&PCAP[..], Format::Pcap), (&PCAPNG, Format::Pcapng)] {
+            let mut reader = Reader::new(octets).unwrap();
+            assert_eq!(reader.format(), format);
+            while reader.next_record().unwrap().is_some() {}
+            assert_eq!(reader.position(), octets.len() as u64);
+            assert_eq!(good(octets), both_frames());
+            assert_eq!(all(Drip(octets)), (both_frames(), None));
+        }
+    }
+
+    #[test]
+    fn a_capture_may_end_anywhere() {
+        // After its last whole frame, an error says what is missing.
+        for (octets, front, ends) in
+            [(&PCAP[..], 24, &[24, 43, 61][..]), (&PCAPNG, 12, &[28, 48, 84, 124])]
+        {
+            let whole = |n: usize| both_frames().into_iter().take(n).collect::<Vec<_>>();
+            for have in 0..octets.len() {
+                let (frames, error) = all(&octets[..have]);
+                let passed = ends.iter().filter(|end| **end <= have).count();
+                let frame_count = passed.saturating_sub(ends.len() - 2);
+                assert_eq!(frames, whole(frame_count), "{have} octets");
+                if ends.contains(&have) {
+                    assert_eq!(error, None, "{have} octets");
+                } else if have >= front {
+                    let at = ends.iter().rev().find(|end| **end <= have).unwrap_or(&0);
+                    let error = error.unwrap();
+                    let told = format!("the capture ends early: at octet {at}, ");
+                    assert!(error.starts_with(&told), "{have} octets: {error}");
+                    assert!(error.ends_with(&format!(", {} left", have - at)), "{error}");
+                } else {
+                    assert!(error.is_some(), "{have} octets");
+                }
+            }
+        }
+        assert_eq!(
+            all(&PCAP[..60]).1.unwrap(),
+            "the capture ends early: at octet 43, 18 octets needed, 17 left"
+        );
+    }
+
+    #[test]
+    fn other_formats_are_named() {
+        let of = |octets: &[u8]| all(octets).1.unwrap();
+        assert_eq!(of(b""), "not a pcap or pcapng capture: it is empty");
+        assert_eq!(of(b"ab"), "not a pcap or pcapng capture: it has less than 4 octets");
+        assert!(of(b"GIF89a").ends_with("its format is unknown"));
+        assert!(of(b"snoop\0\0\0\0\0\0\x02\0\0\0\x04").ends_with("it is a snoop file"));
+        assert!(of(b"TRSNIFF data    \x1a").contains("ngsniffer"));
+        assert!(of(b"btsnoop\0").contains("btsnoop"));
+        assert!(of(b"\x28\xb5\x2f\xfd").contains("zstd"));
+        assert!(of(b"\x10\0NetScaler V20 Performance Data").contains("NetScaler"));
+        let hcidump = hex!("0400 01 00 7d273a44 9e920e00 04010100");
+        assert!(of(&hcidump).contains("hcidump"));
+        // The ERF record of the test in erf.rs, 40 octets, in a file of its own.
+        let erf = hex!("00000080 5c412b48 1504 0028 0000 0012 f0020000");
+        assert!(of(&erf).contains("an ERF file"));
+        let no_order = hex!("0a0d0d0a 1c000000 00000000 01000000");
+        assert!(of(&no_order).contains("no byte-order magic"));
+    }
+
+    #[test]
+    fn pseudo_headers_are_taken_off() {
+        for link in 0..=300 {
+            let front = LinkType(link).pseudo_header();
+            let mut octets = hex!(
+                "a1b2c3d4 0002 0004 00000000 00000000 00000000 00000000"
+                "00000000 00000000 00000020 00000040"
+            )
+            .to_vec();
+            octets[22..24].copy_from_slice(&link.to_be_bytes());
+            octets.extend(0..32u8);
+            // A frame that has not even the header stays as it is.
+            octets.extend(hex!("00000000 00000000 00000000 00000000"));
+            let frames = good(&octets);
+            if link == LinkType::ERF.0 {
+                continue;
+            }
+            assert_eq!(frames[0].len, 64 - front as u32, "link type {link}");
+            assert_eq!(frames[0].data[0], front as u8, "link type {link}");
+            assert_eq!((frames[1].len, frames[1].data.len()), (0, 0));
+        }
+        assert_eq!(LinkType(144).pseudo_header(), 16);
+        assert_eq!(LinkType(196).pseudo_header(), 5);
+    }
+
+    #[test]
+    fn erf_has_its_own_header() {
+        let octets = hex!(
+            "d4c3b2a1 0200 0400 00000000 00000000 ffff0000 c5000000"
+            "ef412b48 ed9f0700 16000000 16000000"
+            "00000080 05000000 15 04 0018 0000 0004 a1a2a3a4 0000"
+            // Of the second one not even the header is whole.
+            "07000000 01000000 03000000 16000000 a1a2a3"
+        );
+        let mut reader = Reader::new(&octets[..]).unwrap();
+        let record = reader.next_record().unwrap().unwrap();
+        assert_eq!((record.link, record.erf), (LinkType::ERF, Some(21)));
+        assert_eq!((record.time_ns, record.len), (Some(5_500_000_000), 4));
+        assert_eq!(record.data, hex!("a1a2a3a4"));
+        let record = reader.next_record().unwrap().unwrap();
+        assert_eq!((record.link, record.erf), (LinkType::ERF, None));
+        assert_eq!((record.time_ns, record.len), (Some(7_000_001_000), 22));
+        assert_eq!(record.data, hex!("a1a2a3"));
+    }
+
+    #[test]
+    fn an_input_that_fails_is_told_after_what_came_before() {
+        struct Fails;
+        impl Read for Fails {
+            fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+                Err(io::Error::other("the disk is gone"))
+            }
+        }
+        let (frames, error) = all(PCAP[..50].chain(Fails));
+        assert_eq!(frames, both_frames()[..1]);
+        assert_eq!(error.unwrap(), "the disk is gone");
+        assert_eq!(all(Fails).1.unwrap(), "the disk is gone");
+    }
+
+    proptest! {
+        #[test]
+        fn any_octets_end_somehow(mut octets: Vec<u8>, which in 0..4, at in 0..124usize) {
+            // Behind a good beginning, or in the middle of good blocks.
+            let octets = match which {
+                0 => octets,
+                1 => [&PCAP[..at.min(61)], &octets].concat(),
+                2 => [&PCAPNG[..at], &octets].concat(),
+                _ => {
+                    let mut good = PCAPNG.to_vec();
+                    let n = octets.len().min(good.len() - at);
+                    good[at..at + n].swap_with_slice(&mut octets[..n]);
+                    good
+                }
+            };
+            let (frames, _) = all(&octets[..]);
+            let captured: usize = frames.iter().map(|frame| frame.data.len()).sum();
+            prop_assert!(captured <= octets.len());
+            prop_assert_eq!(frames, all(Drip(&octets)).0);
+        }
+    }
+}

@@ -177,3 +177,161 @@ impl File {
         i128::from(record.ts_sec) * 1_000_000_000 + i128::from(record.ts_usec.wrapping_mul(scale))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{Seen, all, good};
+    use hex_literal::hex;
+    use std::vec::Vec;
+
+    /// One frame of 2 octets, cut from 3.
+    fn one(ns: i128, link: u16) -> [Seen; 1] {
+        [Seen { time_ns: Some(ns), len: 3, data: hex!("aabb").to_vec(), link }]
+    }
+
+    #[test]
+    fn every_magic_in_both_byte_orders() {
+        let little = hex!(
+            "d4c3b2a1 0200 0400 00000000 00000000 00000400 01000000"
+            "01000000 02000000 02000000 03000000 aabb"
+        );
+        assert_eq!(good(&little), one(1_000_002_000, 1));
+        let big = hex!(
+            "a1b2c3d4 0002 0004 00000000 00000000 00040000 00000001"
+            "00000001 00000002 00000002 00000003 aabb"
+        );
+        assert_eq!(good(&big), one(1_000_002_000, 1));
+        let mut ns = little;
+        ns[..4].copy_from_slice(&hex!("4d3cb2a1"));
+        assert_eq!(good(&ns), one(1_000_000_002, 1));
+        let mut ns = big;
+        ns[..4].copy_from_slice(&hex!("a1b23c4d"));
+        assert_eq!(good(&ns), one(1_000_000_002, 1));
+        let modified = hex!(
+            "34cdb2a1 0200 0400 00000000 00000000 00000400 01000000"
+            "01000000 02000000 02000000 03000000 07000000 0800 00 00 aabb"
+        );
+        assert_eq!(good(&modified), one(1_000_002_000, 1));
+        let modified = hex!(
+            "a1b2cd34 0002 0004 00000000 00000000 00040000 00000001"
+            "00000001 00000002 00000002 00000003 00000007 0800 00 00 aabb"
+        );
+        assert_eq!(good(&modified), one(1_000_002_000, 1));
+    }
+
+    #[test]
+    fn lengths_in_each_others_place() {
+        let file = |version: [u8; 4], lengths: [u8; 8]| {
+            let mut octets = hex!(
+                "d4c3b2a1 0200 0400 00000000 00000000 00000400 01000000"
+                "01000000 02000000 02000000 03000000 aabb"
+            );
+            octets[4..8].copy_from_slice(&version);
+            octets[32..40].copy_from_slice(&lengths);
+            octets
+        };
+        let (right, swapped) = (hex!("02000000 03000000"), hex!("03000000 02000000"));
+        // Before 2.3 always, in 2.3 where the first one is the larger, then never; and by DG/UX.
+        for version in [hex!("0200 0000"), hex!("0200 0200"), hex!("0100 0400"), hex!("1f02 0000")]
+        {
+            assert_eq!(good(&file(version, swapped)), one(1_000_002_000, 1));
+            let (frames, error) = all(&file(version, right)[..]);
+            assert!(frames.is_empty() && error.unwrap().contains("19 octets needed, 18 left"));
+        }
+        assert_eq!(good(&file(hex!("0200 0300"), swapped)), one(1_000_002_000, 1));
+        assert_eq!(good(&file(hex!("0200 0300"), right)), one(1_000_002_000, 1));
+        for version in [hex!("0200 0400"), hex!("0200 0500"), hex!("3030 3030")] {
+            assert_eq!(good(&file(version, right)), one(1_000_002_000, 1));
+            let (frames, error) = all(&file(version, swapped)[..]);
+            assert!(frames.is_empty() && error.unwrap().contains("19 octets needed, 18 left"));
+        }
+        // In big-endian, too.
+        let big = hex!(
+            "a1b2c3d4 0002 0002 00000000 00000000 00040000 00000001"
+            "00000001 00000002 00000003 00000002 aabb"
+        );
+        assert_eq!(good(&big), one(1_000_002_000, 1));
+        // Nanoseconds are younger than that.
+        let mut ns = file(hex!("0200 0000"), right);
+        ns[..4].copy_from_slice(&hex!("4d3cb2a1"));
+        assert_eq!(good(&ns), one(1_000_000_002, 1));
+    }
+
+    #[test]
+    fn an_old_file_may_end_anywhere() {
+        let octets = hex!(
+            "d4c3b2a1 0200 0200 00000000 00000000 00000400 01000000"
+            "01000000 02000000 03000000 02000000 aabb"
+        );
+        for have in 25..octets.len() {
+            let (frames, error) = all(&octets[..have]);
+            assert!(frames.is_empty());
+            assert!(error.unwrap().starts_with("the capture ends early: at octet 24, "));
+        }
+    }
+
+    #[test]
+    fn link_type_and_snaplen() {
+        // Upper bits of the network field are no link type, and more is captured than the snaplen.
+        let octets = hex!(
+            "d4c3b2a1 0200 0400 00000000 00000000 01000000 65000014"
+            "01000000 02000000 02000000 03000000 aabb"
+        );
+        assert_eq!(good(&octets), one(1_000_002_000, 101));
+    }
+
+    #[test]
+    fn times_at_the_edges() {
+        let time = |seconds: u32, micros: u32| {
+            let mut octets = hex!(
+                "d4c3b2a1 0200 0400 00000000 00000000 01000000 01000000"
+                "01000000 02000000 00000000 00000000"
+            );
+            octets[24..28].copy_from_slice(&seconds.to_le_bytes());
+            octets[28..32].copy_from_slice(&micros.to_le_bytes());
+            good(&octets)[0].time_ns.unwrap()
+        };
+        assert_eq!(time(0, 0), 0);
+        assert_eq!(time(u32::MAX, 999_999), 4_294_967_295_999_999_000);
+        // Out of range: added where it fits into 32 bits, and wrapped where not.
+        assert_eq!(time(1, 1_000_000), 2_000_000_000);
+        assert_eq!(time(0x3030_3030, 0x3030_3030), 808_464_433_010_580_352);
+    }
+
+    #[test]
+    fn lengths_that_cannot_be() {
+        let mut octets = hex!(
+            "d4c3b2a1 0200 0400 00000000 00000000 00000400 01000000"
+            "01000000 02000000 00000010 00000010 aabb"
+        );
+        // 256 MiB with its header are too many, ...
+        let error = all(&octets[..]).1.unwrap();
+        assert_eq!(error, "the capture is damaged: at octet 24: a record of more than 256 MiB");
+        octets[32..36].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert_eq!(all(&octets[..]).1.unwrap(), error);
+        // ... and as many as may be are waited for.
+        octets[32..36].copy_from_slice(&((256 << 20) - 16u32).to_le_bytes());
+        let error = all(&octets[..]).1.unwrap();
+        assert!(error.ends_with("at octet 24, 268435456 octets needed, 18 left"), "{error}");
+    }
+
+    #[test]
+    fn a_record_larger_than_the_buffer() {
+        let mut octets = hex!(
+            "d4c3b2a1 0200 0400 00000000 00000000 00000400 01000000"
+            "01000000 02000000 21430500 21430500"
+        )
+        .to_vec();
+        let len = 0x54321;
+        let data: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
+        let record = octets[24..].to_vec();
+        octets.extend(&data);
+        for _ in 0..9 {
+            octets.extend(&record);
+            octets.extend(&data);
+        }
+        let frames = good(&octets);
+        assert_eq!(frames.len(), 10);
+        assert!(frames.iter().all(|frame| frame.data == data));
+    }
+}

@@ -289,3 +289,242 @@ fn interface(body: Numbers<'_>) -> Option<Interface> {
     }
     Some(interface)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{super::tests::*, *};
+    use hex_literal::hex;
+    use std::vec;
+
+    const LITTLE: [u8; 28] = hex!("0a0d0d0a 1c000000 4d3c2b1a 0100 0000 ffffffffffffffff 1c000000");
+    const BIG: [u8; 28] = hex!("0a0d0d0a 0000001c 1a2b3c4d 0001 0000 ffffffffffffffff 0000001c");
+    /// Ethernet, nothing else said.
+    const ETHERNET: [u8; 20] = hex!("01000000 14000000 0100 0000 00000000 14000000");
+    /// At 1 s and 2 units, 3 octets of 4.
+    const PACKET: [u8; 36] =
+        hex!("06000000 24000000 00000000 00000000 42420f00 03000000 04000000 aabbcc00 24000000");
+
+    fn seen(time_ns: Option<i128>, len: u32, data: &[u8], link: u16) -> Seen {
+        Seen { time_ns, len, data: data.to_vec(), link }
+    }
+
+    fn usual(link: u16) -> Seen {
+        seen(Some(1_000_002_000), 4, &hex!("aabbcc"), link)
+    }
+
+    #[test]
+    fn sections_change_byte_order_and_interfaces() {
+        let big_interface = hex!("00000001 00000014 0071 0000 00000000 00000014");
+        let big_packet = hex!(
+            "00000006 00000024 00000000 00000000 000f4242 00000003 00000004 aabbcc00 00000024"
+        );
+        let octets = [
+            &LITTLE[..],
+            &ETHERNET,
+            &PACKET,
+            &BIG,
+            &big_interface,
+            &big_packet,
+            &LITTLE,
+            // No interface in this section.
+            &PACKET,
+        ]
+        .concat();
+        assert_eq!(good(&octets), [usual(1), usual(113), usual(LinkType::UNDECLARED.0)]);
+    }
+
+    #[test]
+    fn each_interface_has_its_unit_and_link_type() {
+        let second = hex!(
+            "01000000 20000000 7100 0000 00000000"
+            "0900 0100 09000000 0000 0000 20000000"
+        );
+        let mut packet = PACKET;
+        packet[8] = 1;
+        let octets = [&LITTLE[..], &ETHERNET, &second, &PACKET, &packet].concat();
+        assert_eq!(good(&octets), [usual(1), seen(Some(1_000_002), 4, &hex!("aabbcc"), 113)]);
+    }
+
+    #[test]
+    fn simple_packets_have_no_time() {
+        let cut_to_2 = hex!("01000000 14000000 0100 0000 02000000 14000000");
+        let simple = hex!("03000000 14000000 03000000 aabbcc00 14000000");
+        let octets = [&LITTLE[..], &ETHERNET, &simple].concat();
+        assert_eq!(good(&octets), [seen(None, 3, &hex!("aabbcc"), 1)]);
+        let octets = [&LITTLE[..], &cut_to_2, &simple].concat();
+        assert_eq!(good(&octets), [seen(None, 3, &hex!("aabb"), 1)]);
+        // More on the wire than the block holds: all of it was captured, pad or not.
+        let long = hex!("03000000 14000000 09000000 aabbccdd 14000000");
+        let octets = [&LITTLE[..], &ETHERNET, &long].concat();
+        assert_eq!(good(&octets), [seen(None, 9, &hex!("aabbccdd"), 1)]);
+        let octets = [&LITTLE[..], &simple].concat();
+        assert_eq!(good(&octets), [seen(None, 3, &hex!("aabbcc"), LinkType::UNDECLARED.0)]);
+    }
+
+    #[test]
+    fn the_obsolete_packet_block() {
+        let packet = hex!(
+            "02000000 24000000 0000 ffff 00000000 42420f00 03000000 04000000 aabbcc00 24000000"
+        );
+        let octets = [&LITTLE[..], &ETHERNET, &packet].concat();
+        assert_eq!(good(&octets), [usual(1)]);
+        let packet = hex!(
+            "00000002 00000024 0000 ffff 00000000 000f4242 00000003 00000004 aabbcc00 00000024"
+        );
+        let octets = [&BIG[..], &packet].concat();
+        assert_eq!(good(&octets), [usual(LinkType::UNDECLARED.0)]);
+    }
+
+    #[test]
+    fn offsets_count_in_seconds_and_may_be_negative() {
+        let little = hex!(
+            "01000000 20000000 0100 0000 00000000"
+            "0e00 0800 fdffffffffffffff 20000000"
+        );
+        let octets = [&LITTLE[..], &little, &PACKET].concat();
+        assert_eq!(good(&octets)[0].time_ns, Some(-1_999_998_000));
+        // In big-endian, without an end of options, and with the unit behind it.
+        let big = hex!(
+            "00000001 00000028 0001 0000 00000000"
+            "000e 0008 fffffffffffffffd 0009 0001 09000000 00000028"
+        );
+        let packet =
+            hex!("00000006 00000020 00000000 00000000 00000005 00000000 00000000 00000020");
+        let octets = [&BIG[..], &big, &packet].concat();
+        assert_eq!(good(&octets), [seen(Some(-2_999_999_995), 0, &[], 1)]);
+        // The ends of the range.
+        for (seconds, ns) in [
+            (i64::MIN, -9_223_372_036_854_775_808_000_000_000i128),
+            (i64::MAX, 9_223_372_036_854_775_807_000_000_000),
+        ] {
+            let mut option = little;
+            option[20..28].copy_from_slice(&seconds.to_le_bytes());
+            let octets = [&LITTLE[..], &option, &PACKET].concat();
+            assert_eq!(good(&octets)[0].time_ns, Some(ns + 1_000_002_000));
+        }
+    }
+
+    #[test]
+    fn options_of_a_wrong_length_count_for_nothing() {
+        let unit = hex!(
+            "01000000 24000000 0100 0000 00000000"
+            "0900 0200 09090000 0e00 0400 01000000 24000000"
+        );
+        let octets = [&LITTLE[..], &unit, &PACKET].concat();
+        assert_eq!(good(&octets), [usual(1)]);
+        // An option that goes beyond its block; one behind the end of options.
+        let beyond = hex!("01000000 1c000000 0100 0000 00000000 0900 ffff 09000000 1c000000");
+        let octets = [&LITTLE[..], &beyond, &PACKET].concat();
+        assert_eq!(good(&octets), [usual(1)]);
+        let behind =
+            hex!("01000000 20000000 0100 0000 00000000 0000 0000 0900 0100 09000000 20000000");
+        let octets = [&LITTLE[..], &behind, &PACKET].concat();
+        assert_eq!(good(&octets), [usual(1)]);
+    }
+
+    #[test]
+    fn every_unit() {
+        assert_eq!(Unit::of(6), Unit::MICROSECOND);
+        assert_eq!(Unit::of(0).ns(u64::MAX), 18_446_744_073_709_551_615_000_000_000);
+        assert_eq!(Unit::of(9).ns(7), 7);
+        assert_eq!(Unit::of(10).ns(79), 7);
+        assert_eq!(Unit::of(19).ns(u64::MAX), 1_844_674_407);
+        assert_eq!(Unit::of(28).ns(u64::MAX), 1);
+        assert_eq!(Unit::of(29).ns(u64::MAX), 0);
+        assert_eq!(Unit::of(0x7f).ns(u64::MAX), 0);
+        assert_eq!(Unit::of(0x80).ns(3), 3_000_000_000);
+        assert_eq!(Unit::of(0x80 | 8).ns(384), 1_500_000_000);
+        // One unit less than a second.
+        assert_eq!(Unit::of(0x80 | 63).ns(u64::MAX >> 1), 999_999_999);
+        assert_eq!(Unit::of(0x80 | 93).ns(u64::MAX), 1);
+        assert_eq!(Unit::of(0xff).ns(u64::MAX), 0);
+        // Rising in what they count.
+        for resolution in 0..=255 {
+            let unit = Unit::of(resolution);
+            assert_eq!(unit.ns(0), 0);
+            assert!(unit.ns(1 << 40) <= unit.ns(u64::MAX));
+        }
+    }
+
+    #[test]
+    fn blocks_that_are_no_frames() {
+        let mut octets = [&LITTLE[..], &ETHERNET].concat();
+        // Names, statistics, journal, secrets, custom (both kinds), one that nobody knows.
+        for kind in [4u32, 5, 9, 10, 0xbad, 0x4000_0bad, 0x7777_7777] {
+            octets.extend(kind.to_le_bytes());
+            octets.extend(hex!("14000000 0000e4cd aabbccdd 14000000"));
+        }
+        octets.extend(PACKET);
+        assert_eq!(good(&octets), [usual(1)]);
+    }
+
+    #[test]
+    fn a_length_may_leave_out_the_padding() {
+        // Of 3 octets of data, in the packet's block and in both of its lengths.
+        let mut packet = PACKET;
+        packet[4] = 0x23;
+        packet[32] = 0x23;
+        let octets = [&LITTLE[..], &ETHERNET, &packet, &PACKET].concat();
+        assert_eq!(good(&octets), [usual(1), usual(1)]);
+        packet[32] = 0x24;
+        let octets = [&LITTLE[..], &ETHERNET, &packet, &PACKET].concat();
+        assert_eq!(good(&octets), [usual(1), usual(1)]);
+    }
+
+    #[test]
+    fn an_early_writer_gives_big_endian_to_the_frames_of_blocks_only() {
+        let octets = hex!(
+            "0a0d0d0a 0000001c 1a2b3c4d 0100 0000 c867000000000000 0000001c"
+            "00000001 00000014 0100 0000 ffff0000 00000014"
+            "00000002 00000024 0000 ffff 00000000 42420f00 03000000 04000000 aabbcc00 00000024"
+        );
+        assert_eq!(good(&octets), [usual(1)]);
+    }
+
+    #[test]
+    fn blocks_that_cannot_be() {
+        let after = |block: &[u8]| {
+            let (frames, error) = all(&[&LITTLE[..], &ETHERNET, &PACKET, block].concat()[..]);
+            assert_eq!(frames, [usual(1)]);
+            let error = error.unwrap();
+            let what = error.strip_prefix("the capture is damaged: at octet 84: ");
+            vec::Vec::from(what.unwrap_or_else(|| panic!("{error}")))
+        };
+        let mut packet = PACKET;
+        packet[32] = 0x20;
+        assert_eq!(after(&packet), b"a block whose two lengths differ");
+        let mut packet = PACKET;
+        packet[20] = 5;
+        assert_eq!(after(&packet), b"a packet block that is shorter than its packet");
+        packet[20..24].copy_from_slice(&hex!("ffffffff"));
+        assert_eq!(after(&packet), b"a packet block that is shorter than its packet");
+        let empty = hex!("06000000 0c000000 0c000000");
+        assert_eq!(after(&empty), b"a packet block that is shorter than its packet");
+        let empty = hex!("03000000 0c000000 0c000000");
+        assert_eq!(after(&empty), b"a packet block that is shorter than its packet");
+        let empty = hex!("01000000 0c000000 0c000000");
+        assert_eq!(after(&empty), b"an interface description that is not whole");
+        let short = hex!("05000000 08000000 08000000");
+        assert_eq!(after(&short), b"a block of less than 12 octets");
+        let none = hex!("05000000 00000000 00000000");
+        assert_eq!(after(&none), b"a block of less than 12 octets");
+        let long = hex!("05000000 04000010 00000000");
+        assert_eq!(after(&long), b"a block of more than 256 MiB");
+        let long = hex!("05000000 ffffffff 00000000");
+        assert_eq!(after(&long), b"a block of more than 256 MiB");
+        let no_order = hex!("0a0d0d0a 1c000000 00000000");
+        assert_eq!(after(&no_order), b"a section header without byte-order magic");
+    }
+
+    #[test]
+    fn interfaces_have_a_bound() {
+        let mut octets = LITTLE.to_vec();
+        for _ in 0..MAX_INTERFACES {
+            octets.extend(ETHERNET);
+        }
+        assert_eq!(good(&octets), []);
+        octets.extend(ETHERNET);
+        let error = all(&octets[..]).1.unwrap();
+        assert!(error.ends_with("a section of more than 1,048,576 interfaces"), "{error}");
+    }
+}

@@ -1,8 +1,20 @@
 //! RoCE and InfiniBand transport packets: base and extended headers, payload, pad, ICRC.
+//!
+//! ```text
+//!  +-----+------------------+---------+-----+------+
+//!  | BTH | extended headers | payload | pad | ICRC |
+//!  +-----+------------------+---------+-----+------+
+//!    12    by the opcode               0..3    4      octets
+//! ```
+//!
+//! RoCEv2 puts that into UDP, port [`UDP_PORT`]; RoCEv1 behind a [`Grh`](grh::Grh) with EtherType
+//! [`ETHERTYPE`]; native InfiniBand behind an [`Lrh`](crate::wire::ib::lrh::Lrh). [`Packet`] reads
+//! a packet, [`Headers`] writes one, [`Icrc`](icrc::Icrc) checks it.
 
 pub mod aeth;
 pub mod atomic;
 pub mod bth;
+pub mod cnp;
 pub mod deth;
 pub mod feth;
 pub mod grh;
@@ -13,9 +25,10 @@ pub mod opcode;
 mod packet;
 pub mod rdeth;
 pub mod reth;
+mod u24;
 pub mod xrceth;
 
-pub use packet::{Headers, Packet};
+pub use packet::{Headers, Packet, pad_len};
 
 /// The UDP port of RoCEv2.
 pub const UDP_PORT: u16 = 4791;
