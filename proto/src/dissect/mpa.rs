@@ -533,8 +533,7 @@ impl Connection {
         self.known = true;
         self.foreign = false;
         self.news = true;
-        let refused =
-            start.kind == StartKind::Reply && start.flags.contains(StartFlags::REJECT);
+        let refused = start.kind == StartKind::Reply && start.flags.contains(StartFlags::REJECT);
         self.tell(side, number, Iwarp::Start(Box::new(start)), out);
         if refused {
             for half in &mut self.halves {
@@ -860,8 +859,7 @@ fn begins_key(octets: &[u8]) -> bool {
 
 /// Whether an FPDU may begin at `pos` with these octets; `None`: whatever the markers.
 fn may_begin(framing: Option<Framing>, pos: u64, octets: &[u8]) -> bool {
-    let plausible =
-        |framing| View::new(framing, pos, octets).is_ok_and(|view| view.is_plausible());
+    let plausible = |framing| View::new(framing, pos, octets).is_ok_and(|view| view.is_plausible());
     match framing {
         Some(framing) => plausible(framing),
         None => {

@@ -104,30 +104,27 @@ impl<'a> Train<'a> {
             return None;
         }
         let (first, _) = Bth::ref_from_prefix(self.octets).ok()?;
-        let (mut tries, mut checked) = (0, 0);
-        for continues in [follows, may_follow] {
-            for size in self.sizes() {
-                if !self.bth(size).is_some_and(|bth| continues(first, bth)) {
-                    continue;
-                }
-                tries += 1;
-                checked += 2 * size;
-                if tries > MAX_TRIES || checked > MAX_CHECKED * self.octets.len() {
-                    break;
-                }
-                let good = |index| self.icrc_state(size, index, None).0 == IcrcState::Good;
-                if good(0) || good(1) {
-                    return Some(size);
-                }
+        let candidates = |is_next: fn(&Bth, &Bth) -> bool| {
+            let is_next =
+                move |size: &usize| self.bth(*size).is_some_and(|bth| is_next(first, bth));
+            self.sizes().filter(is_next).take(MAX_TRIES)
+        };
+        // The size comes before its multiples.
+        let mut checked = 0;
+        for size in candidates(may_follow) {
+            checked += 2 * size;
+            if checked > MAX_CHECKED * self.octets.len() {
+                break;
+            }
+            let good = |index| self.icrc_state(size, index, None).0 == IcrcState::Good;
+            if good(0) || good(1) {
+                return Some(size);
             }
         }
         if self.may_be_one() {
             return None;
         }
-        self.sizes()
-            .filter(|size| self.bth(*size).is_some_and(|bth| follows(first, bth)))
-            .take(MAX_TRIES)
-            .find(|size| self.is_consistent(*size))
+        candidates(follows).find(|size| self.is_consistent(*size))
     }
 
     /// Every size at which the second packet's BTH was captured.
@@ -250,7 +247,7 @@ fn may_follow(first: &Bth, next: &Bth) -> bool {
             && next.ack & 0x7f == 0
             && next.opcode().info().is_some()
     };
-    ((pkey && qp) || ((pkey || qp) && form())) && !follows(first, next)
+    (pkey && qp) || ((pkey || qp) && form())
 }
 
 /// Whether the packet must fill the path MTU.
