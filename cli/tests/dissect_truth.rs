@@ -124,6 +124,11 @@ fn the_judge_notices_every_change() {
                 if !judged(&path) {
                     continue;
                 }
+                // tshark's names of other layers are not ours.
+                let layer = run.rows[i].pointer(&path).and_then(Value::as_str);
+                if path.starts_with("/stack") && !matches!(layer, Some("eth" | "ipv4" | "udp" | "tcp")) {
+                    continue;
+                }
                 let mut run = run.clone();
                 let value = run.rows[i].pointer_mut(&path).expect("it was just found");
                 *value = other(value);
