@@ -254,11 +254,14 @@ fn atomic(line: &mut Line, request: &AtomicRequest) {
 fn terminate(line: &mut Line, terminate: &Terminate, octets: &[u8]) {
     line.text("  ");
     line.paint(Style::Bad, |line| line.display(terminate));
-    if let Some((rfc, _)) = both_codes(octets).filter(|_| terminate.swapped) {
+    if let Some((rfc, siw)) = both_codes(octets).filter(|_| terminate.swapped) {
         line.text("  ");
         line.paint(Style::Dim, |line| {
-            line.text("(siw's form; by RFC 5040 it would be ");
-            line.display(rfc);
+            line.text("(siw's form");
+            if rfc != siw {
+                line.text("; by RFC 5040 it would be ");
+                line.display(rfc);
+            }
             line.byte(b')');
         });
     }

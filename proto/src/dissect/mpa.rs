@@ -125,6 +125,13 @@ impl Default for Half {
     }
 }
 
+impl Half {
+    /// No frame waited for what was read until now.
+    fn let_go(&mut self) {
+        self.released = self.released.max(self.latest.saturating_sub(1));
+    }
+}
+
 /// See the module's picture.
 #[derive(Debug)]
 enum State {
@@ -404,9 +411,11 @@ impl Connection {
         }
     }
 
+    /// Tells it at frame `number`; if that is gone, at the one that brought the latest octets.
     fn tell(&self, side: usize, number: u64, what: Iwarp, out: &mut Out) {
         let half = &self.halves[side];
-        out.push((if number > half.released { number } else { half.latest.max(number) }, what));
+        let still_there = [number, half.latest].into_iter().find(|&n| n > half.released);
+        out.extend(still_there.map(|number| (number, what)));
     }
 
     /// Follows FPDUs from a segment's octets.
@@ -449,6 +458,7 @@ impl Connection {
     fn doubt(&mut self, side: usize, len: usize) {
         let declared = self.framing(side);
         let half = &mut self.halves[side];
+        half.let_go();
         let State::Fpdus(fpdus) = &half.state else {
             return;
         };
@@ -512,6 +522,7 @@ impl Connection {
             Ok(found) => found,
             Err(error) if error.offset < KEY_REQUEST.len() => {
                 // No key after all.
+                half.let_go();
                 half.state = State::Search;
                 if first && !self.known {
                     self.give_up();
@@ -520,7 +531,8 @@ impl Connection {
                 return true;
             }
             Err(error) => {
-                let number = half.backlog.number_at(KEY_REQUEST.len());
+                let number = half.backlog.number_at(mpa::START_LEN - 1);
+                half.let_go();
                 self.known = true;
                 self.news = true;
                 self.tell(side, number, Iwarp::Error(error.to_string()), out);
@@ -533,8 +545,7 @@ impl Connection {
         self.known = true;
         self.foreign = false;
         self.news = true;
-        let refused =
-            start.kind == StartKind::Reply && start.flags.contains(StartFlags::REJECT);
+        let refused = start.kind == StartKind::Reply && start.flags.contains(StartFlags::REJECT);
         self.tell(side, number, Iwarp::Start(Box::new(start)), out);
         if refused {
             for half in &mut self.halves {
@@ -860,8 +871,7 @@ fn begins_key(octets: &[u8]) -> bool {
 
 /// Whether an FPDU may begin at `pos` with these octets; `None`: whatever the markers.
 fn may_begin(framing: Option<Framing>, pos: u64, octets: &[u8]) -> bool {
-    let plausible =
-        |framing| View::new(framing, pos, octets).is_ok_and(|view| view.is_plausible());
+    let plausible = |framing| View::new(framing, pos, octets).is_ok_and(|view| view.is_plausible());
     match framing {
         Some(framing) => plausible(framing),
         None => {

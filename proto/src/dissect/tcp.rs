@@ -452,7 +452,7 @@ impl Stream {
     }
 
     /// Takes what waits behind a gap, as far as the gap is filled or given up. `now`: the frame at
-    /// hand; without one everything is given up.
+    /// hand; without one all gaps are given up, and so is what came with frames that are gone.
     fn pump(&mut self, side: usize, now: Option<u64>, max_octets: usize, out: &mut Out) {
         // Whether the frame at hand filled the gap.
         let mut filled = now;
@@ -462,6 +462,10 @@ impl Stream {
             let (Some(next), Some(begin)) = (flow.next, flow.ahead.first()) else {
                 return;
             };
+            if now.is_none() && flow.ahead.number(begin).is_some_and(|n| n <= flow.released) {
+                flow.ahead.pop_first(begin);
+                continue;
+            }
             if (awaits_first || self.mpa.is_ordered(side)) && begin > next {
                 let max = if awaits_first { max_octets.min(MAX_FIRST) } else { max_octets };
                 let given_up = now.is_none()
@@ -556,7 +560,7 @@ impl Flow {
 
     /// The frame to tell at what frame `number` brought: itself, if it still waits.
     fn frame(&self, number: u64, now: Option<u64>) -> u64 {
-        if number > self.released { number } else { now.unwrap_or(number).max(number) }
+        if number > self.released { number } else { now.unwrap_or(number) }
     }
 }
 
