@@ -189,13 +189,11 @@ impl Below {
                 mask(&mut out, udp, &[6, 7]);
             }
             Self::V1(grh) => mask_v6(&mut out, grh.as_bytes()),
-            Self::Ib(lrh, grh) => {
-                out.clear();
-                mask(&mut out, lrh.as_bytes(), &[]);
+            // Routers make another LRH: behind it a GRH counts, and it does not.
+            Self::Ib(_, Some(grh)) => mask_v6(&mut out, grh.as_bytes()),
+            Self::Ib(lrh, None) => {
+                out[..8].copy_from_slice(lrh.as_bytes());
                 out[0] |= 0xf0;
-                if let Some(grh) = grh {
-                    mask_v6(&mut out, grh.as_bytes());
-                }
             }
         }
         mask(&mut out, bth.as_bytes(), &[4]);
