@@ -387,15 +387,17 @@ fn scripts() {
     let responder = |mpa: u8, flags: u8, depths: [u8; 4]| {
         [&[mpa, 0xf0, 1, 5, flags, 0][..], &depths, &[TAKEN, 12, 0], &ALL_WRITTEN].concat()
     };
-    let depths = [0, 8, 0, 8];
+    let depths = [0, 2, 0, 2];
     // A SEND: opcode 3, untagged, last; queue, MSN and MO as they are due; no STag; 16 octets.
     let send = [0, 3 << 4, 0, 0, 0, 6, 0, 16, 0, TAKEN];
     // A receive of two pieces in the inbox.
-    let recv = [8, 2, 2, 0, 0, 0, 64, 2, 0, 64, 0, 64];
+    let recv = [8, 2, 2, 0, 0, 0, 64, 0, 2, 0, 64, 0, 64, 0];
     // An inline SEND of 4 octets.
     let post = [6, 0, 0, 0, 0, 0x10, 4, b'a', b'b', b'c', b'd'];
     // A READ into the inbox, and its response.
-    let read = [6, 0, 0, 0, 1, 0x08, 1, 2, 0, 0, 0, 32];
+    let read = [6, 0, 0, 0, 1, 0x08, 1, 2, 0, 0, 0, 32, 0];
+    // A SEND of 2,000 octets from the region that allows everything: too many to be copied.
+    let long = [6, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0xd0, 7];
     let response = [0, 2 << 4 | 1, 0x80, 0, 0, 0, 0, 32, 0, TAKEN];
     // The peer WRITEs, READs and adds.
     let write = [0, 1, 0, 0, 8, 0, 0, 24, 0, TAKEN];
@@ -451,7 +453,7 @@ fn scripts() {
     );
     script(
         "peer_to_peer",
-        &[&initiator(8, 0, [0x80, 8, 0x80, 8]), &ALL_WRITTEN, &recv, &send, &post, &ALL_WRITTEN],
+        &[&initiator(8, 0, [0x80, 2, 0x80, 2]), &ALL_WRITTEN, &recv, &send, &post, &ALL_WRITTEN],
     );
     script("revision_1", &[&responder(4, 0x40, depths), &recv, &send, &post, &ALL_WRITTEN, &fin]);
     script("no_receive_posted", &[&responder(0, 0, depths), &send, &ALL_WRITTEN, &fin]);
@@ -463,6 +465,21 @@ fn scripts() {
     script(
         "rejected_by_the_program",
         &[&[0, 0, 1, 5, 0, 0, 0, 1, 0, 1, 0, 12, 5], &ALL_WRITTEN, &fin],
+    );
+    // A WRITE to the key that may be revoked, a SEND that revokes it, the WRITE once more.
+    let to_bound = [0, 1, 3, 0, 8, 0, 0, 24, 0, TAKEN];
+    let send_inv = [0, 4 << 4, 0, 0, 0, 3, 0, 16, 0, TAKEN];
+    script(
+        "peer_invalidates",
+        &[&responder(0, 0, depths), &recv, &to_bound, &send_inv, &to_bound, &ALL_WRITTEN],
+    );
+    script(
+        "payload_from_a_region",
+        &[&initiator(0, 0, depths), &[14, 0xff, 0x0f], &long, &ALL_WRITTEN, &close, &ALL_WRITTEN],
+    );
+    script(
+        "source_is_gone",
+        &[&initiator(0, 0, depths), &[14, 0xff, 0x0f], &long, &[15, 0x60, 0], &ALL_WRITTEN],
     );
     script("start_up_times_out", &[&[0, 0, 1], &recv, &[11, 0xff, 0xff]]);
 }

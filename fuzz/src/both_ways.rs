@@ -75,7 +75,7 @@ fn packet(choices: &mut Choices<'_>) {
         Payload::Any => usize::from(choices.any::<u16>() % 4097),
         Payload::Exactly(len) => len.into(),
     };
-    let below = Below::choose(choices);
+    let below = Below::choose(choices.any(), choices);
     let mut payload = choices.octets(len).to_vec();
     payload.resize(len, 0xa5);
 

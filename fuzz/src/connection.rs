@@ -44,11 +44,16 @@ use crate::Choices;
 /// complete in their turn and once; queues keep their bounds; nothing is sent behind the FIN; and
 /// when the program closes, it ends in time.
 pub fn iwarp_connection(data: &[u8]) {
+    run(data);
+}
+
+fn run(data: &[u8]) -> Script<'_> {
     let mut script = Script::new(Choices::new(data));
     while !script.choices.is_empty() {
         script.step();
     }
     script.end();
+    script
 }
 
 const QPN: Qpn = Qpn(5);
@@ -205,6 +210,8 @@ struct Script<'a> {
     sends: VecDeque<Posted>,
     recvs: VecDeque<Posted>,
     failed: [bool; 2],
+    /// Completions that told success.
+    succeeded: usize,
     written_remotely: u64,
     established: bool,
     rejected: bool,
@@ -257,6 +264,7 @@ impl<'a> Script<'a> {
             sends: VecDeque::new(),
             recvs: VecDeque::new(),
             failed: [false; 2],
+            succeeded: 0,
             written_remotely: 0,
             established: false,
             rejected: false,
@@ -466,7 +474,7 @@ impl<'a> Script<'a> {
     fn sge(&mut self) -> Sge {
         let key = LKey(KEYS[usize::from(self.choices.any::<u8>()) % KEYS.len()]);
         let addr = self.address();
-        Sge::new(addr, self.choices.any::<u8>().into(), key)
+        Sge::new(addr, u32::from(self.choices.any::<u16>()) % (LEN as u32 + 64), key)
     }
 
     fn sges(&mut self) -> Vec<Sge> {
@@ -575,6 +583,11 @@ impl<'a> Script<'a> {
             0x40..0x50 => self.conn.abort(self.now),
             0x50..0x60 => self.conn.handle_reset(self.now),
             0x60..0x80 => self.mem.plain.remove(self.choices.one_of(&KEYS)),
+            // As if what was given out last had a region in it that is gone by now.
+            0x80..0x88 => {
+                self.outgoing.clear();
+                self.conn.handle_source_revoked(self.now);
+            }
             // Whether or not it is due.
             _ => self.conn.handle_timeout(self.now),
         }
@@ -741,6 +754,7 @@ impl<'a> Script<'a> {
         let failed = &mut self.failed[usize::from(recv)];
         assert!(!(*failed && wc.status.is_ok()), "a success behind a failure: {completion:?}");
         *failed |= !wc.status.is_ok();
+        self.succeeded += usize::from(wc.status.is_ok());
     }
 
     /// The program closes; the peer does nothing more at all.
@@ -797,4 +811,42 @@ fn settings(choices: &mut Choices<'_>) -> Config {
         config.nudge = None;
     }
     config
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A seed that stops early would be worth little, and nobody would see it.
+    #[test]
+    fn the_seeds_get_where_their_names_say() {
+        let seed = |name: &str| {
+            let path =
+                std::path::Path::new(crate::FOLDER).join("corpus/iwarp_connection").join(name);
+            std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+        };
+        for (name, established, succeeded, written, crc, markers) in [
+            ("initiator_sends_and_reads", true, 3, 0, false, false),
+            ("responder_serves", true, 2, 24, false, false),
+            ("crc_and_markers_both_ways", true, 3, 24, true, true),
+            ("peer_to_peer", true, 2, 0, false, false),
+            ("revision_1", true, 2, 0, true, false),
+            ("no_receive_posted", true, 0, 0, false, false),
+            ("write_refused", true, 0, 0, false, false),
+            ("peer_terminates", true, 1, 0, false, false),
+            ("rejected_by_the_program", false, 0, 0, false, false),
+            ("start_up_times_out", false, 0, 0, false, false),
+            ("peer_invalidates", true, 1, 24, false, false),
+            ("payload_from_a_region", true, 1, 0, false, false),
+            ("source_is_gone", true, 0, 0, false, false),
+        ] {
+            let input = seed(name);
+            let script = run(&input);
+            assert_eq!(script.established, established, "{name}");
+            assert_eq!((script.succeeded, script.written_remotely), (succeeded, written), "{name}");
+            if let Some(e) = script.conn.established() {
+                assert_eq!((e.crc, e.markers_in, e.markers_out), (crc, markers, markers), "{name}");
+            }
+        }
+    }
 }
