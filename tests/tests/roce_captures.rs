@@ -37,8 +37,16 @@ fn frames(file: &Path) -> Vec<Vec<u8>> {
     frames
 }
 
-/// The kernel's RoCE captures and, beside each, how often another decoder found each opcode.
-fn kernel_captures() -> Vec<(String, Vec<Vec<u8>>, BTreeMap<String, u64>)> {
+/// A capture, and what another decoder says of it.
+struct Capture {
+    name: String,
+    frames: Vec<Vec<u8>>,
+    /// How often each opcode is there.
+    opcodes: BTreeMap<String, u64>,
+}
+
+/// The kernel's RoCE captures.
+fn kernel_captures() -> Vec<Capture> {
     let Some(folder) = shared("captures/kernel") else {
         return Vec::new();
     };
@@ -57,7 +65,7 @@ fn kernel_captures() -> Vec<(String, Vec<Vec<u8>>, BTreeMap<String, u64>)> {
             let opcodes = truth["roce"]["opcodes"].as_object().into_iter().flatten();
             let opcodes = opcodes.map(|(k, v)| (k.clone(), v.as_u64().unwrap_or(0))).collect();
             let frames = frames(&folder.join(format!("{name}.pcap")));
-            (name, frames, opcodes)
+            Capture { name, frames, opcodes }
         })
         .collect()
 }
@@ -78,7 +86,7 @@ fn rocev2(frame: &[u8]) -> Option<(&[u8], usize)> {
 fn packets_of_linux_rxe_are_read_and_written() {
     let captures = kernel_captures();
     let mut seen = 0;
-    for (name, frames, expected) in &captures {
+    for Capture { name, frames, opcodes: expected } in &captures {
         let mut opcodes = BTreeMap::<String, u64>::new();
         for (ip, header_len) in frames.iter().filter_map(|frame| rocev2(frame)) {
             assert_eq!(icrc::check(ip), Ok(()), "{name}");
@@ -100,7 +108,7 @@ fn packets_of_linux_rxe_are_read_and_written() {
 fn a_socket_finds_the_identification_of_each_packet_of_linux_rxe() {
     let captures = kernel_captures();
     let mut seen = 0;
-    for (name, frames, _) in &captures {
+    for Capture { name, frames, .. } in &captures {
         for (ip, header_len) in frames.iter().filter_map(|frame| rocev2(frame)) {
             if header_len != 28 {
                 continue;
