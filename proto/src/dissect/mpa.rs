@@ -871,7 +871,11 @@ fn begins_key(octets: &[u8]) -> bool {
 
 /// Whether an FPDU may begin at `pos` with these octets; `None`: whatever the markers.
 fn may_begin(framing: Option<Framing>, pos: u64, octets: &[u8]) -> bool {
-    let plausible = |framing| View::new(framing, pos, octets).is_ok_and(|view| view.is_plausible());
+    let plausible = |framing: Framing| {
+        // FPDUs and the distance of markers are multiples of 4 octets.
+        framing.to_marker(pos).is_none_or(|distance| distance.is_multiple_of(MARKER_LEN))
+            && View::new(framing, pos, octets).is_ok_and(|view| view.is_plausible())
+    };
     match framing {
         Some(framing) => plausible(framing),
         None => {
@@ -978,7 +982,7 @@ impl<'a> View<'a> {
         let to_marker = match self.first {
             None => usize::MAX,
             Some(0) => MARKER_SPACING - begin,
-            Some(first) => first - begin,
+            Some(first) => first.saturating_sub(begin),
         };
         if to_marker >= len {
             return &body[..len.min(body.len())];
