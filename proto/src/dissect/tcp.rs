@@ -895,7 +895,10 @@ pub(super) mod tests {
         let capture = Capture::of(&talk.sent);
         let fpdus = capture.fpdus();
         assert_eq!(fpdus.iter().map(|(n, _)| *n).collect::<Vec<_>>(), [7, 7, 8]);
-        assert_eq!(words(&fpdus), ["WRITE 0x1 300 Zero", "WRITE 0x2 10 Zero", "WRITE 0x3 500 Zero"]);
+        assert_eq!(
+            words(&fpdus),
+            ["WRITE 0x1 300 Zero", "WRITE 0x2 10 Zero", "WRITE 0x3 500 Zero"]
+        );
     }
 
     #[test]
@@ -931,7 +934,12 @@ pub(super) mod tests {
         };
         // Each octet comes good first, but for the last eight of the first FPDU.
         let (good, bad) = (0, 0xff);
-        sent.extend([part(12, 20, good), part(10, 14, good), part(20, 28, bad), part(28, 56, good)]);
+        sent.extend([
+            part(12, 20, good),
+            part(10, 14, good),
+            part(20, 28, bad),
+            part(28, 56, good),
+        ]);
         let mut last = part(0, 56, good);
         last.payload[10..].iter_mut().for_each(|octet| *octet ^= bad);
         sent.push(last);
