@@ -61,6 +61,7 @@ struct Frame {
 struct Side {
     ip: [u8; 4],
     qpn: u32,
+    /// Where the *other* side's requests begin: REQ and REP name the PSN that their sender expects.
     start_psn: u32,
     comm_id: u32,
     /// Packets that it sends to queue pair 1, and frames in all, per repetition.
@@ -242,8 +243,8 @@ impl<'a> Repetition<'a> {
         } else {
             bth.dest_qp = three(self.new[to].qpn);
             let request = Opcode(bth.opcode).info().is_some_and(|info| info.request);
-            let requester = if request { from } else { to };
-            let (old, new) = (self.old[requester].start_psn, self.new[requester].start_psn);
+            let responder = if request { to } else { from };
+            let (old, new) = (self.old[responder].start_psn, self.new[responder].start_psn);
             bth.psn = three(bth.psn().get().wrapping_sub(old).wrapping_add(new));
         }
         octets[BTH..BTH + Bth::LEN].copy_from_slice(bth.as_bytes());
@@ -380,7 +381,9 @@ mod tests {
                     Message::Rep(m) => {
                         assert!(ids.insert(m.local_comm_id) && ids.contains(&m.remote_comm_id));
                         ends.push((m.qpn, m.start_psn));
-                        assert!(ends.iter().all(|(qpn, _)| seen.insert(*qpn)), "new queue pairs");
+                        // In the recording both machines have the same number for theirs.
+                        let new = ends.iter().enumerate().all(|end| seen.insert((end.0, end.1.0)));
+                        assert!(new, "frame {}: new queue pairs", frame.number);
                     }
                     Message::Dreq(m) => assert!(ends.iter().any(|(qpn, _)| *qpn == m.remote_qpn)),
                     _ => {}
@@ -388,8 +391,8 @@ mod tests {
                 continue;
             }
             assert!(ends.iter().any(|(qpn, _)| *qpn == bth.dest_qp()), "frame {}", frame.number);
-            // All requests are the first side's.
-            let since = bth.psn().get().wrapping_sub(ends[0].1.get()) & 0xff_ffff;
+            // All requests are the first side's, and begin where the second side's REP says.
+            let since = bth.psn().get().wrapping_sub(ends[1].1.get()) & 0xff_ffff;
             assert!(since < 200, "frame {}: PSN {since} behind the start", frame.number);
         }
         assert_eq!(n, 650);

@@ -74,11 +74,9 @@ fn all_captures_are_decoded_as_their_truth_has_it() {
 /// The judge that the captures came with, which knows nothing of ours.
 #[test]
 fn the_other_judge_agrees() {
-    let (Some(script), Some(kernel), Some(public)) = (
-        shared("tools/check_truth.py"),
-        shared("captures/kernel"),
-        shared("captures/public"),
-    ) else {
+    let (Some(script), Some(kernel), Some(public)) =
+        (shared("tools/check_truth.py"), shared("captures/kernel"), shared("captures/public"))
+    else {
         return;
     };
     let Ok(output) = Command::new("python3")
@@ -97,7 +95,9 @@ fn the_other_judge_agrees() {
     let mut odd = Vec::new();
     for line in lines {
         let (file, complaint) = line.split_once(": ").unwrap_or((line, ""));
-        odd.extend(exceptions.filter(file, vec![complaint.to_owned()]).pop().map(|_| line.to_owned()));
+        odd.extend(
+            exceptions.filter(file, vec![complaint.to_owned()]).pop().map(|_| line.to_owned()),
+        );
     }
     nothing(&odd);
 }
@@ -106,7 +106,12 @@ fn the_other_judge_agrees() {
 /// truth knows is changed, one at a time, and each time there must be a complaint.
 #[test]
 fn the_judge_notices_every_change() {
-    let names = ["roce_mix_imm_atomic_inv.pcap", "roce_err_rkey_write.pcap", "roce_udaddy.pcap", "iwarp_rping.pcap"];
+    let names = [
+        "roce_mix_imm_atomic_inv.pcap",
+        "roce_err_rkey_write.pcap",
+        "roce_udaddy.pcap",
+        "iwarp_rping.pcap",
+    ];
     let all = cases(pcaps());
     let mut changed = 0;
     for name in names {
@@ -117,6 +122,13 @@ fn the_judge_notices_every_change() {
         for i in 0..run.rows.len() {
             for path in leaves(&run.rows[i]) {
                 if !judged(&path) {
+                    continue;
+                }
+                // tshark's names of other layers are not ours.
+                let layer = run.rows[i].pointer(&path).and_then(Value::as_str);
+                if path.starts_with("/stack")
+                    && !matches!(layer, Some("eth" | "ipv4" | "udp" | "tcp"))
+                {
                     continue;
                 }
                 let mut run = run.clone();
@@ -144,23 +156,59 @@ fn leaves(value: &Value) -> Vec<String> {
         Value::Array(list) => list.iter().enumerate().map(|(i, v)| (i.to_string(), v)).collect(),
         _ => return vec![String::new()],
     };
-    let below = |(key, v): (String, &Value)| leaves(v).into_iter().map(move |l| format!("/{key}{l}"));
+    let below =
+        |(key, v): (String, &Value)| leaves(v).into_iter().map(move |l| format!("/{key}{l}"));
     children.into_iter().flat_map(below).collect()
 }
 
 /// What the truth of the kernel's captures knows.
 fn judged(path: &str) -> bool {
     const KNOWN: &[&str] = &[
-        "/frame", "/time_ns", "/len", "/caplen", "/stack/0", "/stack/1", "/stack/2",
-        "/roce/opcode", "/roce/opcode_value", "/roce/dest_qp", "/roce/psn", "/roce/ack_req",
-        "/roce/solicited", "/roce/migreq", "/roce/pad", "/roce/pkey", "/roce/icrc",
-        "/roce/reth/va", "/roce/reth/rkey", "/roce/reth/len", "/roce/aeth/kind", "/roce/aeth/code",
-        "/roce/aeth/msn", "/roce/immdt", "/roce/ieth", "/roce/deth/qkey", "/roce/deth/src_qp",
-        "/roce/atomic_eth/va", "/roce/atomic_eth/rkey", "/roce/atomic_eth/swap_add",
-        "/roce/atomic_ack/original", "/roce/mad/mgmt_class", "/roce/mad/method", "/roce/mad/tid",
-        "/roce/mad/attribute_id", "/roce/mad/attribute",
-        "/iwarp/0/kind", "/iwarp/0/rdmap_opcode", "/iwarp/0/last", "/iwarp/0/ulpdu_len",
-        "/iwarp/0/crc", "/iwarp/0/stag", "/iwarp/0/to", "/iwarp/0/qn", "/iwarp/0/msn",
+        "/frame",
+        "/time_ns",
+        "/len",
+        "/caplen",
+        "/stack/0",
+        "/stack/1",
+        "/stack/2",
+        "/roce/opcode",
+        "/roce/opcode_value",
+        "/roce/dest_qp",
+        "/roce/psn",
+        "/roce/ack_req",
+        "/roce/solicited",
+        "/roce/migreq",
+        "/roce/pad",
+        "/roce/pkey",
+        "/roce/icrc",
+        "/roce/reth/va",
+        "/roce/reth/rkey",
+        "/roce/reth/len",
+        "/roce/aeth/kind",
+        "/roce/aeth/code",
+        "/roce/aeth/msn",
+        "/roce/immdt",
+        "/roce/ieth",
+        "/roce/deth/qkey",
+        "/roce/deth/src_qp",
+        "/roce/atomic_eth/va",
+        "/roce/atomic_eth/rkey",
+        "/roce/atomic_eth/swap_add",
+        "/roce/atomic_ack/original",
+        "/roce/mad/mgmt_class",
+        "/roce/mad/method",
+        "/roce/mad/tid",
+        "/roce/mad/attribute_id",
+        "/roce/mad/attribute",
+        "/iwarp/0/kind",
+        "/iwarp/0/rdmap_opcode",
+        "/iwarp/0/last",
+        "/iwarp/0/ulpdu_len",
+        "/iwarp/0/crc",
+        "/iwarp/0/stag",
+        "/iwarp/0/to",
+        "/iwarp/0/qn",
+        "/iwarp/0/msn",
         "/iwarp/0/mo",
     ];
     KNOWN.contains(&path)

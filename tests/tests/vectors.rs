@@ -16,8 +16,10 @@ use userdma_proto::wire::{
         mpa::{Start, StartKind},
         terminate::Terminate,
     },
+    roce::{Packet, grh::Grh, icrc, opcode::Opcode},
 };
 use userdma_tests::shared;
+use zerocopy::FromBytes;
 
 fn json(file: &Path) -> Value {
     let text = fs::read_to_string(file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
@@ -113,6 +115,84 @@ fn startup_vectors() {
         start.emit(&mut out);
         assert_eq!(out, frame, "{name}");
     }
+}
+
+/// A RoCE packet of `vectors.json`: read, its ICRC checked, and written again.
+fn roce_packet(v: &Value, packet: &[u8], header_len: usize) {
+    let name = v["name"].as_str().or(v["source"].as_str()).expect("a name");
+    let (headers, body) = packet.split_at(header_len);
+    let wire: [u8; 4] = *packet.last_chunk().expect("four octets");
+    if v["icrc_wire"].is_string() {
+        assert_eq!(unhex(&v["icrc_wire"]), wire, "{name}");
+    }
+    assert_eq!(icrc::check(packet), Ok(()), "{name}");
+    assert_eq!(icrc::compute(packet), Ok(wire), "{name}");
+
+    let read = Packet::parse(body).unwrap_or_else(|e| panic!("{name}: {e}"));
+    if let Some(opcode) = v["opcode"].as_str() {
+        assert_eq!(format!("{:#04x}", read.headers.bth.opcode().0), opcode, "{name}");
+    }
+    assert!(read.headers.bth.opcode().info().is_some(), "{name}");
+    assert_eq!((read.check_form(), read.icrc), (Ok(()), Some(wire)), "{name}");
+
+    let (mut again, mut out) = (read.headers, headers.to_vec());
+    again.emit_packet(read.payload, &mut out);
+    out.extend(wire);
+    assert_eq!(out, packet, "{name}");
+    assert_eq!(again, read.headers, "{name}");
+    eprintln!("{name}: {} of {} octets", again.bth.opcode(), read.payload_len);
+}
+
+#[test]
+fn rocev2_vectors() {
+    for (part, count) in [("rocev2_frames", 11), ("rocev2_synthetic", 18)] {
+        for v in vectors(part, count).unwrap_or_default() {
+            let packet = unhex(&v["ip_packet"]);
+            let header_len = if packet[0] >> 4 == 4 { 20 + 8 } else { 40 + 8 };
+            roce_packet(&v, &packet, header_len);
+        }
+    }
+}
+
+#[test]
+fn rocev1_vectors() {
+    for v in vectors("rocev1_frames", 2).unwrap_or_default() {
+        let packet = unhex(&v["grh_on"]);
+        let (grh, body) = Grh::ref_from_prefix(&packet).expect("a GRH");
+        assert_eq!((grh.version(), grh.payload_len()), (6, body.len()));
+        roce_packet(&v, &packet, Grh::LEN);
+    }
+}
+
+#[test]
+fn synthetic_headers_hold_what_their_names_say() {
+    let entries = vectors("rocev2_synthetic", 18).unwrap_or_default();
+    let bodies: Vec<_> =
+        entries.iter().map(|v| (v["name"].as_str(), unhex(&v["ip_packet"]))).collect();
+    let headers = |opcode: Opcode| {
+        let found = bodies.iter().find(|(_, packet)| packet[0] == 0x45 && packet[28] == opcode.0);
+        found.map(|(_, packet)| Packet::parse(&packet[28..]).expect("a packet").headers)
+    };
+    if bodies.is_empty() {
+        return;
+    }
+    let swap = headers(Opcode::RC_CMP_SWAP).and_then(|h| h.atomic_eth).expect("AtomicETH");
+    assert_eq!((swap.va(), swap.rkey().0), (0x7f00_0000_1000, 0x1234));
+    assert_eq!((swap.swap_add(), swap.compare()), (2, 1));
+    let original = headers(Opcode::RC_ATOMIC_ACK).and_then(|h| h.atomic_ack_eth);
+    assert_eq!(original.map(|eth| eth.original()), Some(42));
+    let ieth = headers(Opcode::RC_SEND_ONLY_INV).and_then(|h| h.ieth).expect("IETH");
+    assert_eq!(ieth.rkey().0, 0xabcd);
+    let write = headers(Opcode::RC_WRITE_ONLY_IMM).expect("a WRITE");
+    assert_eq!(write.reth.map(|reth| reth.dma_len()), Some(8));
+    assert_eq!(write.immdt.map(|immdt| immdt.data()), Some(0xdead_beef));
+    let deth = headers(Opcode::UD_SEND_ONLY_IMM).and_then(|h| h.deth).expect("DETH");
+    assert_eq!((deth.qkey().0, deth.src_qp().0), (0x8001_0000, 1));
+    let xrceth = headers(Opcode::XRC_SEND_ONLY).and_then(|h| h.xrceth).expect("XRCETH");
+    assert_eq!(xrceth.srq(), 0x33);
+    let flush = headers(Opcode::RC_FLUSH).expect("a FLUSH");
+    assert_eq!(flush.feth.map(|feth| feth.bits.get()), Some(0x13));
+    assert_eq!(flush.reth.map(|reth| reth.va()), Some(0x7f00_0000_1000));
 }
 
 /// The JSON files of the kernel's iWARP captures.

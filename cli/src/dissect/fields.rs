@@ -17,7 +17,7 @@ use userdma_proto::{
         },
         mad::{
             Mad, MadHeader, attribute_name, class_name,
-            cm::{self, Message},
+            cm::{Message, Path},
             method_name,
         },
         roce::{
@@ -242,11 +242,10 @@ fn roce(out: &mut impl Fields, roce: &Roce) {
 }
 
 fn grh(out: &mut impl Fields, grh: &Grh) {
-    let word = grh.word.get();
     out.open("grh");
-    out.value("traffic_class", Num((word >> 20 & 0xff).into()));
-    out.value("flow_label", Key(word & 0xf_ffff, 5));
-    out.value("payload_len", Num(grh.payload_len.get().into()));
+    out.value("traffic_class", Num(grh.traffic_class().into()));
+    out.value("flow_label", Key(grh.flow_label(), 5));
+    out.value("payload_len", Num(grh.payload_len() as u64));
     out.value("next_header", Num(grh.next_header.into()));
     out.value("hop_limit", Num(grh.hop_limit.into()));
     out.value("sgid", Gid(grh.sgid));
@@ -255,15 +254,14 @@ fn grh(out: &mut impl Fields, grh: &Grh) {
 }
 
 fn extended(out: &mut impl Fields, headers: &Headers) {
-    let number = |[a, b, c]: [u8; 3]| u32::from_be_bytes([0, a, b, c]);
     if let Some(rdeth) = &headers.rdeth {
         out.open("rdeth");
-        out.value("ee_context", Key(number(rdeth.ee_context), 6));
+        out.value("ee_context", Key(rdeth.ee_context(), 6));
         out.close();
     }
     if let Some(xrceth) = &headers.xrceth {
         out.open("xrceth");
-        out.value("srq", Key(number(xrceth.srq), 6));
+        out.value("srq", Key(xrceth.srq(), 6));
         out.close();
     }
     if let Some(deth) = &headers.deth {
@@ -274,8 +272,8 @@ fn extended(out: &mut impl Fields, headers: &Headers) {
     }
     if let Some(feth) = &headers.feth {
         out.open("feth");
-        out.value("placement", Num((feth.bits.get() & 0xf).into()));
-        out.value("selectivity", Num((feth.bits.get() >> 4 & 3).into()));
+        out.value("placement", Num(feth.placement().bits().into()));
+        out.value("selectivity", Num(feth.selectivity().0.into()));
         out.close();
     }
     if let Some(reth) = &headers.reth {
@@ -392,7 +390,7 @@ fn cm(out: &mut impl Fields, message: &Message<'_>) {
             out.value("srq", Bool(m.srq));
             out.value("extended_transport", Num(m.extended_transport.into()));
             path(out, "primary", &m.primary);
-            if m.alternate != cm::Path::default() {
+            if m.alternate != Path::default() {
                 path(out, "alternate", &m.alternate);
             }
         }
@@ -400,14 +398,17 @@ fn cm(out: &mut impl Fields, message: &Message<'_>) {
             out.value("local_comm_id", id(m.local_comm_id));
             out.value("remote_comm_id", id(m.remote_comm_id));
             out.value("message", Num(m.message.into()));
+            out.value("message_name", name(m.message_name(), m.message.into(), 1));
             out.value("service_timeout", Num(m.service_timeout.into()));
         }
         Message::Rej(m) => {
             out.value("local_comm_id", id(m.local_comm_id));
             out.value("remote_comm_id", id(m.remote_comm_id));
             out.value("message", Num(m.message.into()));
+            out.value("message_name", name(m.message_name(), m.message.into(), 1));
             out.value("reason", Num(m.reason.0.into()));
             out.value("reason_name", name(m.reason.name(), m.reason.0.into(), 4));
+            out.value("info_len", Num(m.info_len.into()));
             out.value("ari", Octets(m.ari));
         }
         Message::Rep(m) => {
@@ -446,7 +447,9 @@ fn cm(out: &mut impl Fields, message: &Message<'_>) {
         }
         Message::SidrRep(m) => {
             out.value("request_id", id(m.request_id));
-            out.value("status", Num(m.status.into()));
+            out.value("sidr_status", Num(m.status.into()));
+            out.value("sidr_status_name", name(m.status_name(), m.status.into(), 2));
+            out.value("vendor_id", Key(m.vendor_id, 6));
             out.value("qpn", Key(m.qpn.0, 6));
             out.value("service_id", Wide(m.service_id));
             out.value("qkey", Key(m.qkey.0, 8));
@@ -464,12 +467,13 @@ fn cm(out: &mut impl Fields, message: &Message<'_>) {
             out.value("local_comm_id", id(m.local_comm_id));
             out.value("remote_comm_id", id(m.remote_comm_id));
             out.value("info_len", Num(m.info_len.into()));
-            out.value("status", Num(m.status.into()));
+            out.value("ap_status", Num(m.status.into()));
+            out.value("ap_status_name", name(m.status_name(), m.status.into(), 2));
             out.value("info", Octets(m.info));
         }
     }
-    let (ip_cm, rest) = private_data(message);
-    if let Some(ip_cm) = ip_cm {
+    let found = message.ip_cm();
+    if let Some((ip_cm, _)) = &found {
         out.open("ip_cm");
         out.value("version", Num(ip_cm.version.into()));
         out.value("ip_version", Num(ip_cm.ip_version.into()));
@@ -480,25 +484,12 @@ fn cm(out: &mut impl Fields, message: &Message<'_>) {
         }
         out.close();
     }
-    out.value("private_data", Octets(rest));
+    // What rdma_cm put in front of it was told.
+    let private_data = found.map_or(message.private_data(), |(_, rest)| rest);
+    out.value("private_data", Octets(private_data));
 }
 
-/// What rdma_cm put in front of a message's private data, and what the program put there.
-pub(super) fn private_data<'a>(message: &Message<'a>) -> (Option<cm::IpCm>, &'a [u8]) {
-    let all = message.private_data();
-    let service_id = match message {
-        Message::Req(m) => m.service_id,
-        Message::SidrReq(m) => m.service_id,
-        _ => return (None, all),
-    };
-    // rdma_cm's service IDs: this prefix, a port space, a port. Others bring no such header.
-    match cm::IpCm::parse(all) {
-        Some((ip_cm, rest)) if service_id >> 24 == 1 => (Some(ip_cm), rest),
-        _ => (None, all),
-    }
-}
-
-fn path(out: &mut impl Fields, key: &'static str, path: &cm::Path) {
+fn path(out: &mut impl Fields, key: &'static str, path: &Path) {
     out.open(key);
     out.value("local_lid", Num(path.local_lid.into()));
     out.value("remote_lid", Num(path.remote_lid.into()));

@@ -63,8 +63,8 @@ In a line: [SE] solicited event, [A] acknowledgement asked for, [pad N] octets b
 A checksum that is right is not mentioned. ECN CE, FECN, BECN: congestion.
 
 Exit status: 0; 1 if something could not be decoded or the capture ends early (stderr says what);
-2 if it is no readable capture; 130 after Ctrl-C. While a pipe is read the first Ctrl-C lets it be read
-to its end, a second one ends at once.")]
+2 if it is no readable capture; 130 after Ctrl-C. While a pipe is read the first Ctrl-C lets it
+be read to its end, a second one ends at once.")]
 pub(crate) struct Dissect {
     /// The capture; - for stdin
     #[arg(value_name = "FILE")]

@@ -14,13 +14,14 @@ use userdma_proto::{
         roce::{
             Headers, UDP_PORT,
             aeth::{Aeth, NakCode, Syndrome, credits, rnr_micros},
+            feth::{Placement, Selectivity},
             opcode::{Info, Operation},
         },
     },
 };
 
 use super::{
-    fields, iwarp,
+    iwarp,
     line::{Line, Style},
     tree,
 };
@@ -63,7 +64,7 @@ impl Text {
         self.time(line, frame.time_ns);
         line.text("  ");
         self.ends(line, frame);
-        tags(line, frame);
+        line.text("  ");
         contents(line, frame);
         if let Some(error) = &frame.error {
             wrong(line, "error: ", error);
@@ -162,7 +163,6 @@ fn end(line: &mut Line, ends: &Ends, src: bool, is_roce: bool) {
 
 /// What is around the packet, and unusual.
 fn tags(line: &mut Line, frame: &Frame) {
-    line.text("  ");
     let around = |layer: &&Layer| {
         matches!(layer, Layer::Vlan | Layer::Mpls | Layer::Gre | Layer::Vxlan | Layer::Geneve)
     };
@@ -174,12 +174,14 @@ fn tags(line: &mut Line, frame: &Frame) {
 
 fn contents(line: &mut Line, frame: &Frame) {
     if !frame.roce.is_empty() {
+        tags(line, frame);
         if frame.ip.is_some_and(|ip| ip.ecn == 3) {
             line.paint(Style::Warn, |line| line.text("ECN CE"));
             line.text("  ");
         }
         packets(line, &frame.roce);
     } else if !frame.iwarp.is_empty() {
+        tags(line, frame);
         iwarp::found(line, &frame.iwarp);
         if let Some(tcp) = frame.tcp.filter(|tcp| tcp.flags & (FIN | RST) != 0) {
             line.text("  ");
@@ -188,6 +190,7 @@ fn contents(line: &mut Line, frame: &Frame) {
     } else if let Some(pause) = &frame.pause {
         pauses(line, pause);
     } else if let Some(tcp) = &frame.tcp {
+        tags(line, frame);
         line.paint(Style::Dim, |line| segment(line, tcp));
     } else {
         line.paint(Style::Dim, |line| {
@@ -387,14 +390,12 @@ fn flags(line: &mut Line, headers: &Headers) {
 /// What the packet does, behind its name and PSN.
 fn operation(line: &mut Line, roce: &Roce, headers: &Headers, info: Option<&Info>) {
     if let Some(rdeth) = &headers.rdeth {
-        let [a, b, c] = rdeth.ee_context;
         line.text("  EEC ");
-        line.hex_of(u32::from_be_bytes([0, a, b, c]).into(), 6);
+        line.hex_of(rdeth.ee_context().into(), 6);
     }
     if let Some(xrceth) = &headers.xrceth {
-        let [a, b, c] = xrceth.srq;
         line.text("  SRQ ");
-        line.hex_of(u32::from_be_bytes([0, a, b, c]).into(), 6);
+        line.hex_of(xrceth.srq().into(), 6);
     }
     if let Some(octets) = &roce.mad {
         return mad(line, octets);
@@ -428,19 +429,22 @@ fn operation(line: &mut Line, roce: &Roce, headers: &Headers, info: Option<&Info
         line.hex_of(deth.qkey().0.into(), 8);
     }
     if let Some(feth) = &headers.feth {
-        let bits = feth.bits.get();
-        line.text("  to ");
-        line.text(match bits & 0xf {
-            1 => "global visibility",
-            2 => "persistence",
-            3 => "global visibility and persistence",
-            _ => "nothing known",
-        });
-        line.text(match bits >> 4 & 3 {
-            0 => " of the range",
-            1 => " of the whole region",
-            _ => "",
-        });
+        let placement = feth.placement();
+        line.text("  to");
+        for (kind, name) in [
+            (Placement::GLOBAL_VISIBILITY, " global visibility"),
+            (Placement::PERSISTENCE, " persistence"),
+        ] {
+            line.text(if placement.contains(kind) { name } else { "" });
+        }
+        match feth.selectivity() {
+            Selectivity::RANGE => line.text(", this range"),
+            Selectivity::REGION => line.text(", the whole region"),
+            Selectivity(code) => {
+                line.text(", selectivity ");
+                line.num(code);
+            }
+        }
     }
     if let Some(atomic) = &headers.atomic_eth {
         line.text("  at ");
@@ -505,7 +509,7 @@ fn aeth(line: &mut Line, aeth: &Aeth, psn: u32) {
                 }
             }
             // The PSN of this NAK is the one that the responder waits for.
-            if code == NakCode(0) {
+            if code == NakCode::PSN_SEQUENCE {
                 line.text(", expects PSN ");
                 line.num(psn);
             }
@@ -525,7 +529,7 @@ fn aeth(line: &mut Line, aeth: &Aeth, psn: u32) {
 /// Microseconds in milliseconds, with as many decimals as they have.
 fn milliseconds(line: &mut Line, us: u64) {
     line.num(us / 1000);
-    if us % 1000 != 0 {
+    if !us.is_multiple_of(1000) {
         let digits = format!("{:03}", us % 1000);
         line.byte(b'.');
         line.text(digits.trim_end_matches('0'));
@@ -571,11 +575,15 @@ fn mad(line: &mut Line, octets: &[u8]) {
 
 /// A message of the connection manager in words.
 fn cm(line: &mut Line, message: &Message<'_>) {
-    let (ip_cm, data) = fields::private_data(message);
-    line.text("  ");
+    let found = message.ip_cm();
+    let ip_cm = found.as_ref().map(|(ip_cm, _)| ip_cm);
+    // These two say nothing but whose they are.
+    if !matches!(message, Message::Rtu(_) | Message::Drep(_)) {
+        line.text("  ");
+    }
     match message {
         Message::Req(m) => {
-            service(line, m.service_id, ip_cm.as_ref());
+            service(line, m.service_id, ip_cm);
             queue_pair(line, m.qpn.0, m.start_psn.get());
             line.text(", ");
             line.text(match (m.transport, m.extended_transport) {
@@ -586,18 +594,21 @@ fn cm(line: &mut Line, message: &Message<'_>) {
                 _ => "transport unknown",
             });
             line.text(", path MTU ");
-            match m.mtu {
-                1..=5 => line.num(128u16 << m.mtu),
-                code => {
+            match cm::mtu(m.mtu) {
+                Some(mtu) => line.num(mtu),
+                None => {
                     line.text("code ");
-                    line.num(code);
+                    line.num(m.mtu);
                 }
             }
             line.text(", retries ");
             line.num(m.retry_count);
             rnr_retries(line, m.rnr_retry_count);
             line.text(", ACK timeout ");
-            timeout(line, m.primary.ack_timeout);
+            match m.primary.ack_timeout {
+                0 => line.text("none"),
+                code => timeout(line, code),
+            }
             depths(line, m.responder_resources, m.initiator_depth);
             if m.srq {
                 line.text(", SRQ");
@@ -617,28 +628,16 @@ fn cm(line: &mut Line, message: &Message<'_>) {
             identifiers(line, m.local_comm_id, Some(m.remote_comm_id));
         }
         Message::Rej(m) => {
-            line.paint(Style::Bad, |line| {
-                match m.reason.name() {
-                    Some(name) => line.text(name),
-                    None => line.text("reason"),
-                }
-                line.byte(b' ');
-                line.num(m.reason.0);
-            });
-            line.text(match m.message {
-                0 => ", to the REQ",
-                1 => ", to the REP",
-                _ => "",
-            });
+            refused(line, m.reason.name(), m.reason.0);
+            if let Some(answered @ ("REQ" | "REP")) = m.message_name() {
+                line.text(", answers the ");
+                line.text(answered);
+            }
             identifiers(line, m.local_comm_id, Some(m.remote_comm_id));
         }
         Message::Mra(m) => {
-            line.text(match m.message {
-                0 => "got the REQ",
-                1 => "got the REP",
-                2 => "got the LAP",
-                _ => "got a message",
-            });
+            line.text("got the ");
+            line.text(m.message_name().unwrap_or("message"));
             line.text(", wait ");
             timeout(line, m.service_timeout);
             identifiers(line, m.local_comm_id, Some(m.remote_comm_id));
@@ -651,20 +650,17 @@ fn cm(line: &mut Line, message: &Message<'_>) {
         }
         Message::Drep(m) => identifiers(line, m.local_comm_id, Some(m.remote_comm_id)),
         Message::SidrReq(m) => {
-            service(line, m.service_id, ip_cm.as_ref());
+            service(line, m.service_id, ip_cm);
             identifiers(line, m.request_id, None);
         }
         Message::SidrRep(m) => {
-            if m.status == 0 {
+            if m.status == cm::SidrRep::VALID {
                 line.text("QP ");
                 line.hex_of(m.qpn.0.into(), 6);
                 line.text(", Q_Key ");
                 line.hex_of(m.qkey.0.into(), 8);
             } else {
-                line.paint(Style::Bad, |line| {
-                    line.text("refused, status ");
-                    line.num(m.status);
-                });
+                refused(line, m.status_name(), m.status);
             }
             identifiers(line, m.request_id, None);
         }
@@ -678,33 +674,38 @@ fn cm(line: &mut Line, message: &Message<'_>) {
             identifiers(line, m.local_comm_id, Some(m.remote_comm_id));
         }
         Message::Apr(m) => {
-            if m.status == 0 {
+            if m.status == cm::Apr::LOADED {
                 line.text("path loaded");
             } else {
-                line.paint(Style::Bad, |line| {
-                    line.text("path refused, status ");
-                    line.num(m.status);
-                });
+                refused(line, m.status_name(), m.status);
             }
             identifiers(line, m.local_comm_id, Some(m.remote_comm_id));
         }
     }
-    private_data(line, data);
+    private_data(line, found.map_or(message.private_data(), |(_, rest)| rest));
+}
+
+/// Why not, and its code.
+fn refused(line: &mut Line, why: Option<&'static str>, code: impl itoa::Integer) {
+    line.paint(Style::Bad, |line| {
+        line.text(why.unwrap_or("refused"));
+        line.text(" (");
+        line.num(code);
+        line.byte(b')');
+    });
 }
 
 /// Who asks for what.
 fn service(line: &mut Line, service_id: u64, ip_cm: Option<&cm::IpCm>) {
     if let Some((ip_cm, (src, dst))) = ip_cm.and_then(|ip_cm| Some((ip_cm, ip_cm.addresses()?))) {
-        let port = service_id as u16;
         socket(line, src, ip_cm.src_port);
         line.text(" > ");
-        socket(line, dst, port);
-        line.text(match service_id >> 16 & 0xffff {
-            0x0106 => " (TCP port space)",
-            0x0111 => " (UDP port space)",
-            0x013f => " (IB port space)",
-            _ => "",
-        });
+        socket(line, dst, service_id as u16);
+        if let Some((space, _)) = cm::PortSpace::of_service_id(service_id) {
+            line.text(" (");
+            line.display(space);
+            line.text(" port space)");
+        }
     } else {
         line.text("service ");
         line.hex_of(service_id, 16);
@@ -750,14 +751,12 @@ fn depths(line: &mut Line, responder_resources: u8, initiator_depth: u8) {
     line.num(initiator_depth);
 }
 
-/// 4.096 us x 2^code.
 fn timeout(line: &mut Line, code: u8) {
-    let ns = 4096u64 << code.min(31);
-    match (code, ns) {
-        (0, _) => line.text("none"),
-        (_, ..1_000_000) => line.display(format_args!("{:.1} us", ns as f64 / 1e3)),
-        (_, ..1_000_000_000) => line.display(format_args!("{:.1} ms", ns as f64 / 1e6)),
-        _ => line.display(format_args!("{:.1} s", ns as f64 / 1e9)),
+    let seconds = cm::timeout(code).as_secs_f64();
+    match seconds {
+        ..1e-3 => line.display(format_args!("{:.1} us", seconds * 1e6)),
+        ..1.0 => line.display(format_args!("{:.1} ms", seconds * 1e3)),
+        _ => line.display(format_args!("{seconds:.1} s")),
     }
 }
 
@@ -799,12 +798,15 @@ pub(super) fn private_data(line: &mut Line, data: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::{super::sample::*, *};
-    use userdma_proto::wire::roce::{
-        atomic::{AtomicAckEth, AtomicEth},
-        deth::Deth,
-        ieth::Ieth,
-        immdt::ImmDt,
-        reth::Reth,
+    use userdma_proto::wire::{
+        ids::{Psn, QKey, Qpn},
+        roce::{
+            atomic::{AtomicAckEth, AtomicEth},
+            deth::Deth,
+            ieth::Ieth,
+            immdt::ImmDt,
+            reth::Reth,
+        },
     };
 
     /// What stands behind addresses.
@@ -942,7 +944,7 @@ mod tests {
     #[test]
     fn times() {
         let mut text = Text::new(Time::Relative, false);
-        let mut at = |text: &mut Text, time_ns| {
+        let at = |text: &mut Text, time_ns| {
             let frame = Frame { time_ns, ..bare_frame(&[Layer::Eth], None) };
             let line = written(|line| text.frame(line, &frame));
             line[6..].split("  10.0.0.1").next().unwrap().to_owned()
@@ -1021,5 +1023,89 @@ mod tests {
         ] {
             assert!(lines.contains(&format!("\n{line}\n")), "{line}\n{lines}");
         }
+    }
+
+    #[test]
+    fn messages_of_the_connection_manager() {
+        let told = |message: Message<'_>| written(|line| cm(line, &message));
+        let address = "10.0.0.1".parse().unwrap();
+        let header = cm::IpCm::new(address, 40_000, "10.0.0.2".parse().unwrap()).unwrap();
+        let data = [&header.to_bytes()[..], b"hello", &[0; 51]].concat();
+        let mut req = cm::Req {
+            local_comm_id: 0x77,
+            service_id: cm::PortSpace::TCP.service_id(7174),
+            qpn: Qpn(0x12),
+            start_psn: Psn::new(5),
+            responder_resources: 8,
+            initiator_depth: 4,
+            retry_count: 6,
+            rnr_retry_count: 7,
+            mtu: 3,
+            private_data: &data,
+            ..cm::Req::default()
+        };
+        req.primary.ack_timeout = 19;
+        assert_eq!(
+            told(req.into()),
+            "  10.0.0.1:40000 > 10.0.0.2:7174 (TCP port space), QP 0x000012, PSN 5, RC, path MTU 1024, \
+             retries 6, RNR retries without end, ACK timeout 2.1 s, responder resources 8, \
+             initiator depth 4  id 0x00000077  private data \"hello\""
+        );
+        // A service that is not rdma_cm's: its private data is all the program's.
+        (req.service_id, req.mtu, req.rnr_retry_count) = (0x1000_0000_0000_0005, 9, 3);
+        (req.transport, req.extended_transport, req.srq) = (3, 1, true);
+        let words = told(req.into());
+        assert!(words.starts_with("  service 0x1000000000000005, QP"), "{words}");
+        assert!(words.contains("XRC, path MTU code 9, retries 6, RNR retries 3, "), "{words}");
+        assert!(words.contains(", SRQ  id 0x00000077  private data 0040"), "{words}");
+        let rej = |reason| {
+            let (local_comm_id, remote_comm_id) = (1, 2);
+            let rej = cm::Rej { local_comm_id, remote_comm_id, reason, ..cm::Rej::default() };
+            told(rej.into())
+        };
+        assert_eq!(
+            rej(cm::Reason::INVALID_SERVICE_ID),
+            "  invalid service ID (8), answers the REQ  id 0x00000001 for 0x00000002"
+        );
+        assert!(rej(cm::Reason(0x1234)).starts_with("  refused (4660), answers"));
+        let rep =
+            cm::Rep { local_comm_id: 1, remote_comm_id: 2, qpn: Qpn(3), ..cm::Rep::default() };
+        let words = told(rep.into());
+        assert!(words.starts_with("  QP 0x000003, PSN 0, RNR retries 0, responder"), "{words}");
+        let rtu = cm::Rtu { local_comm_id: 1, remote_comm_id: 2, private_data: b"x" };
+        assert_eq!(told(rtu.into()), "  id 0x00000001 for 0x00000002  private data \"x\"");
+        let mra = cm::Mra { message: cm::Mra::LAP, service_timeout: 10, ..cm::Mra::default() };
+        assert!(told(mra.into()).starts_with("  got the LAP, wait 4.2 ms  id"));
+        let sidr = |status| {
+            let rep =
+                cm::SidrRep { status, qpn: Qpn(9), qkey: QKey(0x1_2345), ..Default::default() };
+            told(rep.into())
+        };
+        assert_eq!(sidr(0), "  QP 0x000009, Q_Key 0x00012345  id 0x00000000");
+        assert_eq!(sidr(1), "  service ID is not supported (1)  id 0x00000000");
+        let apr = |status| told(cm::Apr { status, ..cm::Apr::default() }.into());
+        assert!(apr(0).starts_with("  path loaded  id"), "{}", apr(0));
+        assert!(apr(99).starts_with("  refused (99)  id"), "{}", apr(99));
+    }
+
+    #[test]
+    fn management_datagrams() {
+        let told = |octets: &[u8]| written(|line| mad(line, octets));
+        let mut octets = [0u8; 256];
+        // SA, Get, PathRecord.
+        (octets[0], octets[1], octets[2], octets[3]) = (1, 3, 2, 1);
+        octets[17] = 0x35;
+        assert_eq!(told(&octets), "  SA Get PathRecord");
+        octets[5] = 0x1c;
+        assert_eq!(told(&octets), "  SA Get PathRecord  status 0x001c");
+        // A CM message that was cut, an attribute and a class that nobody knows.
+        (octets[1], octets[5], octets[17]) = (7, 0, 0x10);
+        let cut = told(&octets[..100]);
+        assert!(cut.starts_with("  CM REQ  error: CM message: at offset "), "{cut}");
+        octets[17] = 0x99;
+        assert_eq!(told(&octets), "  CM 0x0099");
+        octets[1] = 0xee;
+        assert!(told(&octets).starts_with("  0xee "), "{}", told(&octets));
+        assert_eq!(told(&octets[..9]), "  MAD: at offset 0: 24 octets needed, 9 found");
     }
 }

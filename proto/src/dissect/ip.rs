@@ -643,7 +643,7 @@ mod tests {
             assert_eq!((stack(&frame).join(" "), frame.error), (want.into(), None));
             if want.ends_with("udp") {
                 // The innermost header is the one that is told of.
-                let src = if want.contains("ipv6 udp") { "fd99::2" } else { "10.99.0.2" };
+                let src = if want.ends_with("ipv6 udp") { "fd99::2" } else { "10.99.0.2" };
                 let ends = frame.ends.unwrap();
                 assert_eq!((ends.src.to_string(), ends.ports), (src.into(), Some((55_410, 53))));
             }

@@ -17,14 +17,17 @@ use super::{
     train::{Segments, Train},
 };
 use crate::wire::{
-    ib::{lrh::Lrh, vcrc::vcrc},
-    mad::MAD_LEN,
+    ib::{
+        lrh::{self, Lrh},
+        vcrc::{VCRC_LEN, vcrc},
+    },
+    mad::{MAD_LEN, MadHeader},
     roce::{
         Headers, ICRC_LEN, Packet,
         bth::Bth,
-        grh::Grh,
+        grh::{Grh, NEXT_HEADER_BTH, VERSION},
         icrc::Icrc,
-        opcode::{Ext, Info, Operation, Payload, Place, Transport},
+        opcode::Opcode,
     },
 };
 
@@ -32,10 +35,6 @@ use crate::wire::{
 pub(super) const MAX_PAYLOAD: usize = 4096;
 /// A BTH and an ICRC: the least there is.
 pub(super) const MIN_PACKET: usize = Bth::LEN + ICRC_LEN;
-/// Octets of a MAD's header, without which it is not looked into.
-const MAD_HEADER: usize = 24;
-/// Next Header of a GRH in front of a BTH.
-const NEXT_IS_BTH: u8 = 0x1b;
 
 /// The IP header in front of a RoCEv2 packet.
 #[derive(Debug, Clone, Copy)]
@@ -82,7 +81,7 @@ pub(super) fn v1(octets: &[u8], missing: usize, frame: &mut Frame) {
     let mut roce = match grh_problem(grh) {
         Some(problem) => unread(Version::V1, problem),
         None => {
-            let wire_len = usize::from(grh.payload_len.get());
+            let wire_len = grh.payload_len();
             let (captured, problem) = bounded("GRH", rest, wire_len, missing);
             let icrc = icrc_state(Front::V1(grh), captured, wire_len);
             let mut roce = packet(Version::V1, captured, wire_len, icrc);
@@ -100,7 +99,7 @@ pub(super) fn ib(octets: &[u8], missing: usize, frame: &mut Frame) {
         return push(unread(Version::Ib, short("LRH", 8, octets.len(), missing)), frame);
     };
     frame.stack.push(Layer::Lrh);
-    if lrh.next_header() < 2 {
+    if matches!(lrh.next_header(), lrh::RAW | lrh::RAW_IPV6) {
         // Raw: no transport of InfiniBand's.
         frame.stack.push(Layer::Data);
         return;
@@ -109,7 +108,7 @@ pub(super) fn ib(octets: &[u8], missing: usize, frame: &mut Frame) {
     let (captured, mut problem) = bounded("LRH", octets, wire_len, missing);
     let mut rest = captured.get(size_of::<Lrh>()..).unwrap_or_default();
     let mut grh = None;
-    if lrh.next_header() == 3 {
+    if lrh.next_header() == lrh::GRH {
         match Grh::ref_from_prefix(rest) {
             Ok((header, behind)) => {
                 tell_ends(header, frame);
@@ -122,16 +121,17 @@ pub(super) fn ib(octets: &[u8], missing: usize, frame: &mut Frame) {
             }
         }
     }
-    let mut roce = if lrh.next_header() == 3 && grh.is_none_or(|grh| grh_problem(grh).is_some()) {
-        unread(Version::Ib, String::new())
-    } else {
-        let wire_len = rest.len() + (wire_len - captured.len());
-        let icrc = icrc_state(Front::Ib(lrh, grh), rest, wire_len);
-        packet(Version::Ib, rest, wire_len, icrc)
-    };
+    let mut roce =
+        if lrh.next_header() == lrh::GRH && grh.is_none_or(|grh| grh_problem(grh).is_some()) {
+            unread(Version::Ib, String::new())
+        } else {
+            let wire_len = rest.len() + (wire_len - captured.len());
+            let icrc = icrc_state(Front::Ib(lrh, grh), rest, wire_len);
+            packet(Version::Ib, rest, wire_len, icrc)
+        };
     roce.error = problem.or(roce.error);
     (roce.lrh, roce.grh) = (Some(*lrh), grh.copied());
-    let found = octets.get(wire_len..wire_len + 2);
+    let found = octets.get(wire_len..wire_len + VCRC_LEN);
     roce.vcrc = Some(match found {
         None => IcrcState::Absent,
         Some(found) if *found == vcrc(captured) => IcrcState::Good,
@@ -157,27 +157,9 @@ pub(super) fn icrc_state(front: Front<'_>, octets: &[u8], wire_len: usize) -> Ic
     if icrc.finish() == *found { IcrcState::Good } else { IcrcState::Bad }
 }
 
-/// Why a payload of this length cannot follow these headers.
-pub(super) fn payload_problem(info: &Info, payload_len: usize) -> Option<String> {
-    let name = info.name;
-    match info.payload {
-        Payload::None if payload_len > 0 => {
-            Some(format!("{name}: {payload_len} octets of payload, none expected"))
-        }
-        Payload::Exactly(len) if payload_len != usize::from(len) => {
-            Some(format!("{name}: {payload_len} octets of payload, {len} expected"))
-        }
-        _ if payload_len > MAX_PAYLOAD => Some(format!(
-            "{name}: {payload_len} octets of payload, at most {MAX_PAYLOAD} expected; if this is a \
-             train of packets, too little of it was captured, or is right, to part them"
-        )),
-        _ => None,
-    }
-}
-
 /// One packet, of which the front was captured: from its BTH on, `wire_len` octets on the wire.
 fn packet(version: Version, octets: &[u8], wire_len: usize, icrc: IcrcState) -> Box<Roce> {
-    let (packet, problem) = match Packet::parse_captured(octets, wire_len) {
+    let (packet, error) = match Packet::parse_captured(octets, wire_len) {
         Ok(packet) => (packet, None),
         Err(error) => {
             let Ok(bth) = Bth::read_from_prefix(octets) else {
@@ -195,9 +177,8 @@ fn packet(version: Version, octets: &[u8], wire_len: usize, icrc: IcrcState) -> 
             (packet, Some(format!("{error}")))
         }
     };
-    let info = packet.headers.bth.opcode().info();
-    let problem = problem.or_else(|| header_problem(&packet, info));
-    let mad = info.is_some_and(|info| carries_mad(&packet, info)).then(|| {
+    let error = error.or_else(|| problem(&packet));
+    let mad = carries_mad(&packet).then(|| {
         let captured = &packet.payload[..packet.payload.len().min(MAD_LEN)];
         Box::from(captured)
     });
@@ -210,31 +191,34 @@ fn packet(version: Version, octets: &[u8], wire_len: usize, icrc: IcrcState) -> 
         icrc,
         vcrc: None,
         mad,
-        error: problem,
+        error,
     })
 }
 
-fn header_problem(packet: &Packet<'_>, info: Option<&Info>) -> Option<String> {
-    let bth = &packet.headers.bth;
-    if bth.tver() != 0 {
-        return Some(format!("BTH: transport header version {}, 0 expected", bth.tver()));
+/// What is wrong with a packet that could be read.
+fn problem(packet: &Packet<'_>) -> Option<String> {
+    let opcode = packet.headers.bth.opcode();
+    if opcode.info().is_none() {
+        return Some(format!("BTH: {opcode} is not defined, what follows is not looked into"));
     }
-    match info {
-        None => Some(format!(
-            "BTH: opcode {:#04x} is not defined, what follows is not looked into",
-            bth.opcode
-        )),
-        Some(info) => payload_problem(info, packet.payload_len),
+    if let Err(error) = packet.check_form() {
+        return Some(format!("{error}"));
     }
+    (packet.payload_len > MAX_PAYLOAD).then(|| {
+        format!(
+            "{opcode}: {} octets of payload, at most {MAX_PAYLOAD} expected; if this is a train of \
+             packets, too little of it was captured, or is right, to part them",
+            packet.payload_len
+        )
+    })
 }
 
 /// Management datagrams go to queue pairs 0 and 1 (IBTA vol. 1, 13.5).
-fn carries_mad(packet: &Packet<'_>, info: &Info) -> bool {
-    info.transport == Transport::Ud
-        && (info.operation, info.place) == (Operation::Send, Place::Only)
-        && !info.ext.contains(Ext::IMMDT)
-        && packet.headers.bth.dest_qp().0 <= 1
-        && packet.payload.len() >= MAD_HEADER
+fn carries_mad(packet: &Packet<'_>) -> bool {
+    let bth = &packet.headers.bth;
+    bth.opcode() == Opcode::UD_SEND_ONLY
+        && bth.dest_qp().0 <= 1
+        && packet.payload.len() >= size_of::<MadHeader>()
 }
 
 /// A packet of which not even the BTH can be read.
@@ -283,12 +267,11 @@ fn tell_ends(grh: &Grh, frame: &mut Frame) {
 }
 
 fn grh_problem(grh: &Grh) -> Option<String> {
-    let version = grh.word.get() >> 28;
-    if version != 6 {
-        return Some(format!("GRH: version {version}, 6 expected"));
+    if grh.version() != VERSION {
+        return Some(format!("GRH: version {}, {} expected", grh.version(), VERSION));
     }
-    (grh.next_header != NEXT_IS_BTH).then(|| {
-        format!("GRH: next header {:#04x}, {NEXT_IS_BTH:#04x} (BTH) expected", grh.next_header)
+    (grh.next_header != NEXT_HEADER_BTH).then(|| {
+        format!("GRH: next header {:#04x}, {NEXT_HEADER_BTH:#04x} (BTH) expected", grh.next_header)
     })
 }
 

@@ -13,8 +13,8 @@
 //! some leave it as it is).
 //!
 //! The size is nowhere on the wire. It is believed
-//! 1. if what would be the second packet begins with a plausible BTH, and the ICRC of the first or of
-//!    the second is right: 32 bits that chance does not match;
+//! 1. if what would be the second packet begins with what may be a BTH, and the ICRC of the first or
+//!    of the second is right: 32 bits that chance does not match;
 //! 2. or if the datagram cannot be one packet (too long, or not a length that its opcode may have)
 //!    and all BTHs tell one story: same queue pair, rising PSNs, messages that begin and end, full
 //!    packets of one path MTU.
@@ -30,7 +30,7 @@ use super::{
 use crate::wire::roce::{
     Packet,
     bth::Bth,
-    opcode::{Info, Operation, Payload, Place},
+    opcode::{Info, Operation, Place},
 };
 
 /// Packets of a train: what the kernel allows (`UDP_MAX_SEGMENTS`).
@@ -104,33 +104,27 @@ impl<'a> Train<'a> {
             return None;
         }
         let (first, _) = Bth::ref_from_prefix(self.octets).ok()?;
-        let (mut tries, mut checked) = (0, 0);
-        let mut verified = |size: usize| {
-            tries += 1;
-            checked += 2 * size;
-            (0..2)
-                .any(|index| self.icrc_state(size, index, None).0 == IcrcState::Good)
-                .then_some(size)
-                .ok_or(tries == MAX_TRIES || checked > MAX_CHECKED * self.octets.len())
+        let candidates = |is_next: fn(&Bth, &Bth) -> bool| {
+            let is_next =
+                move |size: &usize| self.bth(*size).is_some_and(|bth| is_next(first, bth));
+            self.sizes().filter(is_next).take(MAX_TRIES)
         };
-        for continues in [follows, may_follow] {
-            for size in
-                self.sizes().filter(|size| self.bth(*size).is_some_and(|bth| continues(first, bth)))
-            {
-                match verified(size) {
-                    Ok(size) => return Some(size),
-                    Err(true) => return None,
-                    Err(false) => {}
-                }
+        // The size comes before its multiples.
+        let mut checked = 0;
+        for size in candidates(may_follow) {
+            checked += 2 * size;
+            if checked > MAX_CHECKED * self.octets.len() {
+                break;
+            }
+            let good = |index| self.icrc_state(size, index, None).0 == IcrcState::Good;
+            if good(0) || good(1) {
+                return Some(size);
             }
         }
         if self.may_be_one() {
             return None;
         }
-        self.sizes()
-            .filter(|size| self.bth(*size).is_some_and(|bth| follows(first, bth)))
-            .take(MAX_TRIES)
-            .find(|size| self.is_consistent(*size))
+        candidates(follows).find(|size| self.is_consistent(*size))
     }
 
     /// Every size at which the second packet's BTH was captured.
@@ -198,11 +192,8 @@ impl<'a> Train<'a> {
 
     /// Whether the datagram may be what it seems: one packet.
     fn may_be_one(&self) -> bool {
-        let Ok(packet) = Packet::parse_captured(self.octets, self.wire_len) else { return true };
-        match packet.headers.bth.opcode().info() {
-            None => packet.payload_len <= MAX_PAYLOAD,
-            Some(info) => is_right_length(info, packet.payload_len),
-        }
+        Packet::parse_captured(self.octets, self.wire_len)
+            .map_or(true, |packet| is_regular(&packet))
     }
 
     /// Whether all packets that were captured tell one story.
@@ -216,7 +207,7 @@ impl<'a> Train<'a> {
                 return octets.len() < wire_len && index >= 2;
             };
             let Some(info) = packet.headers.bth.opcode().info() else { return false };
-            if !is_right_length(info, packet.payload_len) {
+            if !is_regular(&packet) {
                 return false;
             }
             if is_full(info) && *mtu.get_or_insert(packet.payload_len) != packet.payload_len {
@@ -245,14 +236,18 @@ fn follows(first: &Bth, next: &Bth) -> bool {
         && next.opcode().info().is_some()
 }
 
-/// Whether `next` can be a BTH at all: of another flow, or behind one that was damaged.
+/// Whether `next` may be a BTH, of another flow, or where one of the two was damaged: two of its
+/// partition key, its queue pair and its form are as they should be.
 fn may_follow(first: &Bth, next: &Bth) -> bool {
-    (next.pkey == first.pkey || next.pkey.get() == DEFAULT_PKEY)
-        && next.tver() == 0
-        && next.ecn & 0x3f == 0
-        && next.ack & 0x7f == 0
-        && next.opcode().info().is_some()
-        && !follows(first, next)
+    let pkey = next.pkey == first.pkey || next.pkey.get() == DEFAULT_PKEY;
+    let qp = next.dest_qp == first.dest_qp;
+    let form = || {
+        next.tver() == 0
+            && next.ecn & 0x3f == 0
+            && next.ack & 0x7f == 0
+            && next.opcode().info().is_some()
+    };
+    (pkey && qp) || ((pkey || qp) && form())
 }
 
 /// Whether the packet must fill the path MTU.
@@ -260,11 +255,12 @@ fn is_full(info: &Info) -> bool {
     matches!(info.place, Place::First | Place::Middle)
 }
 
-fn is_right_length(info: &Info, payload_len: usize) -> bool {
-    roce::payload_problem(info, payload_len).is_none()
-        && !(is_full(info)
-            && info.payload == Payload::Any
-            && !matches!(payload_len, 256 | 512 | 1024 | 2048 | 4096))
+/// Whether a packet has the form that its opcode asks for, and a length that it may have.
+fn is_regular(packet: &Packet<'_>) -> bool {
+    let is_mtu = || matches!(packet.payload_len, 256 | 512 | 1024 | 2048 | 4096);
+    packet.check_form().is_ok()
+        && packet.payload_len <= MAX_PAYLOAD
+        && packet.headers.bth.opcode().info().is_none_or(|info| !is_full(info) || is_mtu())
 }
 
 /// Whether a packet may come after another: a message goes on, or ends and the next begins.

@@ -17,6 +17,7 @@ use alloc::vec::Vec;
 use core::{
     alloc::{GlobalAlloc, Layout},
     cell::UnsafeCell,
+    net::Ipv4Addr,
     panic::PanicInfo,
     ptr,
     sync::atomic::{AtomicUsize, Ordering},
@@ -24,13 +25,19 @@ use core::{
 
 use userdma_proto::wire::{
     crc::crc32c,
-    ids::{Msn, Stag},
+    ids::{Msn, PKey, Psn, Qpn, Stag},
     iwarp::{
         ddp::{QN_SEND, Segment, UntaggedHeader},
         fpdu::{self, Deframer},
         mpa::{Start, StartFlags, StartKind},
         rdmap::Opcode,
         terminate::{TermCode, Terminate},
+    },
+    roce::{
+        self, Headers, Packet,
+        bth::Bth,
+        icrc::{Icrc, Identification, PathV4, verify_unknown_id},
+        immdt::ImmDt,
     },
 };
 use zerocopy::IntoBytes;
@@ -43,7 +50,14 @@ unsafe extern "C" {
 
 #[unsafe(no_mangle)]
 extern "C" fn main(_argc: i32, _argv: *const *const u8) -> i32 {
-    let checks = [check_crc(), check_start(), check_fpdu(true), check_fpdu(false), check_term()];
+    let checks = [
+        check_crc(),
+        check_start(),
+        check_fpdu(true),
+        check_fpdu(false),
+        check_term(),
+        check_roce(),
+    ];
     match checks.iter().position(|&good| !good) {
         Some(failed) => failed as i32 + 1,
         None => 0,
@@ -85,6 +99,29 @@ fn check_term() -> bool {
     let mut payload = Vec::new();
     terminate.emit(&mut payload);
     Terminate::parse(&payload) == Ok(terminate)
+}
+
+/// A packet as an application's socket sends and receives it.
+fn check_roce() -> bool {
+    let path = PathV4 {
+        src: Ipv4Addr::new(10, 0, 0, 1),
+        dst: Ipv4Addr::new(10, 0, 0, 2),
+        src_port: 0xc000,
+        dst_port: roce::UDP_PORT,
+    };
+    let id = Identification { identification: 0x1234, dont_fragment: true };
+    let opcode = roce::opcode::Opcode::RC_SEND_ONLY_IMM;
+    let mut headers = Headers::new(Bth::new(opcode, PKey(0xffff), Qpn(0x12), Psn::new(0x345)));
+    headers.immdt = Some(ImmDt::new(7));
+    let mut packet = Vec::new();
+    headers.emit_packet(b"payload", &mut packet);
+    let mut icrc = Icrc::socket_v4(&path, id, packet.len() + roce::ICRC_LEN, &headers.bth);
+    icrc.update(&packet[Bth::LEN..]);
+    packet.extend_from_slice(&icrc.finish());
+
+    let read = Packet::parse(&packet);
+    read.is_ok_and(|read| read.headers == headers && read.payload == b"payload")
+        && verify_unknown_id(&path, &packet, None) == Some(id)
 }
 
 #[panic_handler]

@@ -8,7 +8,8 @@
 //!                            traffic class, flow label, hop limit               (FECN,     payload, pad
 //!                            of IPv6                                            BECN)
 //!  RoCEv1     8 octets ff    traffic class, flow label, hop limit    -          octet 4    the same
-//!  native     LRH with VL    the same, where there is a GRH          -          octet 4    the same
+//!  native     8 octets ff    the same, where there is a GRH          -          octet 4    the same
+//!             LRH, VL ff     nothing, where there is none            -          octet 4    the same
 //! ```
 //!
 //! On the wire the four octets stand low octet first.
@@ -81,14 +82,15 @@ impl Icrc {
         masked.finish(bth)
     }
 
-    /// Native InfiniBand.
+    /// Native InfiniBand. With a GRH the packet may leave its subnet, where all of the LRH
+    /// changes; without, only the virtual lane may.
     #[inline]
     pub fn ib(lrh: &Lrh, grh: Option<&Grh>, bth: &Bth) -> Self {
+        if let Some(grh) = grh {
+            return Self::grh(grh, bth);
+        }
         let mut masked = Masked::new(lrh.as_bytes());
         masked.octets[0] |= 0xf0;
-        if let Some(grh) = grh {
-            masked.push_ipv6(grh.as_bytes());
-        }
         masked.finish(bth)
     }
 
@@ -365,46 +367,83 @@ fn recover(
 }
 
 /// Arithmetic with polynomials modulo that of the CRC-32. They are written as the CRC's register
-/// holds them: the high bit is the coefficient of 1, the low bit that of x^31. An octet that goes
-/// through the register multiplies it by x^8.
+/// holds them: the high bit is the coefficient of 1, the low bit that of x^31. An octet of zeros
+/// that goes through the register multiplies it by x^8.
 mod back {
     const POLYNOMIAL: u32 = 0xedb8_8320;
     const ONE: u32 = 0x8000_0000;
 
+    /// A polynomial times each of those with a degree below 4: all that it takes to multiply by
+    /// it four bits at a time.
+    type Multiples = [u32; 16];
+
     /// x^(-8 n) for n below 256.
-    static LOW: [u32; 256] = powers(EIGHT_BACK);
+    static LOW: [Multiples; 256] = powers(EIGHT_BACK);
     /// x^(-8 · 256 n) for n below 256.
-    static HIGH: [u32; 256] = powers(times(LOW[255], EIGHT_BACK));
+    static HIGH: [Multiples; 256] = powers(times(&LOW[255], EIGHT_BACK));
 
     /// x^-8: eight steps that take back what a step does.
     const EIGHT_BACK: u32 = {
-        let (mut power, mut step) = (ONE, 0);
-        while step < 8 {
+        let (mut power, mut steps) = (ONE, 0);
+        while steps < 8 {
             // A step forward shifts right, and adds the polynomial if a bit fell out: then, and
             // only then, the high bit is set.
             power = if power & ONE != 0 { (power ^ POLYNOMIAL) << 1 | 1 } else { power << 1 };
-            step += 1;
+            steps += 1;
         }
         power
     };
 
-    const fn powers(of: u32) -> [u32; 256] {
-        let mut powers = [ONE; 256];
+    /// What the four bits that fall out of the register leave in it.
+    static FALLEN: Multiples = {
+        let (mut fallen, mut bits) = ([0; 16], 0);
+        while bits < 16 {
+            fallen[bits as usize] = step(step(step(step(bits))));
+            bits += 1;
+        }
+        fallen
+    };
+
+    /// Times x.
+    const fn step(register: u32) -> u32 {
+        (register >> 1) ^ (POLYNOMIAL & (register & 1).wrapping_neg())
+    }
+
+    const fn multiples(of: u32) -> Multiples {
+        // The bits of an index are the coefficients of 1, x, x^2, x^3, from the high one on.
+        let by = [step(step(step(of))), step(step(of)), step(of), of];
+        let (mut multiples, mut index) = ([0; 16], 0);
+        while index < 16 {
+            let mut bit = 0;
+            while bit < 4 {
+                if index >> bit & 1 != 0 {
+                    multiples[index] ^= by[bit];
+                }
+                bit += 1;
+            }
+            index += 1;
+        }
+        multiples
+    }
+
+    const fn powers(of: u32) -> [Multiples; 256] {
+        let mut powers = [multiples(ONE); 256];
         let mut n = 1;
         while n < 256 {
-            powers[n] = times(powers[n - 1], of);
+            powers[n] = multiples(times(&powers[n - 1], of));
             n += 1;
         }
         powers
     }
 
     /// The product of two polynomials.
-    const fn times(a: u32, mut b: u32) -> u32 {
+    #[inline]
+    const fn times(a: &Multiples, b: u32) -> u32 {
         let (mut product, mut bit) = (0, 0);
         while bit < 32 {
-            product ^= b & (a << bit >> 31).wrapping_neg();
-            b = (b >> 1) ^ (POLYNOMIAL & (b & 1).wrapping_neg());
-            bit += 1;
+            product = (product >> 4) ^ FALLEN[(product & 15) as usize];
+            product ^= a[(b >> bit & 15) as usize];
+            bit += 4;
         }
         product
     }
@@ -415,8 +454,7 @@ mod back {
         if register == 0 {
             return 0;
         }
-        let power = times(LOW[n & 0xff], HIGH[n >> 8 & 0xff]);
-        times(power, register)
+        times(&HIGH[n >> 8 & 0xff], times(&LOW[n & 0xff], register))
     }
 }
 

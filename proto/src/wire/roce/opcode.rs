@@ -44,28 +44,36 @@ bitflags::bitflags! {
 }
 
 impl Ext {
+    /// Name in the specification and length in octets of each header, in the order of the bits.
+    pub const HEADERS: [(&str, usize); 10] = [
+        ("RDETH", size_of::<super::rdeth::Rdeth>()),
+        ("XRCETH", size_of::<super::xrceth::Xrceth>()),
+        ("DETH", size_of::<super::deth::Deth>()),
+        ("FETH", size_of::<super::feth::Feth>()),
+        ("RETH", size_of::<super::reth::Reth>()),
+        ("AtomicETH", size_of::<super::atomic::AtomicEth>()),
+        ("AETH", size_of::<super::aeth::Aeth>()),
+        ("AtomicAckETH", size_of::<super::atomic::AtomicAckEth>()),
+        ("ImmDt", size_of::<super::immdt::ImmDt>()),
+        ("IETH", size_of::<super::ieth::Ieth>()),
+    ];
+
     /// Octets that these headers take together.
     pub const fn octets(self) -> usize {
-        const LENGTHS: [usize; 10] = [
-            size_of::<super::rdeth::Rdeth>(),
-            size_of::<super::xrceth::Xrceth>(),
-            size_of::<super::deth::Deth>(),
-            size_of::<super::feth::Feth>(),
-            size_of::<super::reth::Reth>(),
-            size_of::<super::atomic::AtomicEth>(),
-            size_of::<super::aeth::Aeth>(),
-            size_of::<super::atomic::AtomicAckEth>(),
-            size_of::<super::immdt::ImmDt>(),
-            size_of::<super::ieth::Ieth>(),
-        ];
         let (mut sum, mut bit) = (0, 0);
-        while bit < LENGTHS.len() {
+        while bit < Self::HEADERS.len() {
             if self.bits() & (1 << bit) != 0 {
-                sum += LENGTHS[bit];
+                sum += Self::HEADERS[bit].1;
             }
             bit += 1;
         }
         sum
+    }
+
+    /// Name and length of each of these headers, in the order of the wire.
+    pub fn headers(self) -> impl Iterator<Item = (&'static str, usize)> {
+        let headers = Self::HEADERS.into_iter().enumerate();
+        headers.filter(move |(bit, _)| self.bits() & (1 << bit) != 0).map(|(_, header)| header)
     }
 }
 

@@ -179,7 +179,7 @@ impl Headers {
     /// Truncated, of the header in which `octets` end.
     #[inline]
     pub fn parse(octets: &[u8]) -> Result<(Self, &[u8]), Error> {
-        let Ok((bth, mut rest)) = Bth::read_from_prefix(octets) else {
+        let Ok((bth, rest)) = Bth::read_from_prefix(octets) else {
             return Err(Error::truncated(Layer::Bth, 0, Bth::LEN, octets.len()));
         };
         let mut headers = Self::new(bth);
@@ -189,18 +189,21 @@ impl Headers {
         if info.ext.is_empty() {
             return Ok((headers, rest));
         }
-        let mut take = Take { ext: info.ext, rest: &mut rest, whole: octets.len() };
+        let Some((ext, rest)) = rest.split_at_checked(usize::from(info.ext_len)) else {
+            return Err(cut_header(info.ext, octets.len()));
+        };
+        let mut take = Take { ext: info.ext, rest: ext };
         // In the order of the wire.
-        headers.rdeth = take.next(Ext::RDETH, "RDETH")?;
-        headers.xrceth = take.next(Ext::XRCETH, "XRCETH")?;
-        headers.deth = take.next(Ext::DETH, "DETH")?;
-        headers.feth = take.next(Ext::FETH, "FETH")?;
-        headers.reth = take.next(Ext::RETH, "RETH")?;
-        headers.atomic_eth = take.next(Ext::ATOMIC_ETH, "AtomicETH")?;
-        headers.aeth = take.next(Ext::AETH, "AETH")?;
-        headers.atomic_ack_eth = take.next(Ext::ATOMIC_ACK_ETH, "AtomicAckETH")?;
-        headers.immdt = take.next(Ext::IMMDT, "ImmDt")?;
-        headers.ieth = take.next(Ext::IETH, "IETH")?;
+        headers.rdeth = take.next(Ext::RDETH);
+        headers.xrceth = take.next(Ext::XRCETH);
+        headers.deth = take.next(Ext::DETH);
+        headers.feth = take.next(Ext::FETH);
+        headers.reth = take.next(Ext::RETH);
+        headers.atomic_eth = take.next(Ext::ATOMIC_ETH);
+        headers.aeth = take.next(Ext::AETH);
+        headers.atomic_ack_eth = take.next(Ext::ATOMIC_ACK_ETH);
+        headers.immdt = take.next(Ext::IMMDT);
+        headers.ieth = take.next(Ext::IETH);
         Ok((headers, rest))
     }
 
@@ -261,25 +264,36 @@ impl Headers {
     }
 }
 
-/// Takes one header after the other from the front of octets.
-struct Take<'a, 'r> {
-    ext: Ext,
-    rest: &'r mut &'a [u8],
-    whole: usize,
+/// Which of the headers `ext` is not whole where octets end after `len`, the BTH's included.
+#[cold]
+fn cut_header(ext: Ext, len: usize) -> Error {
+    let mut at = Bth::LEN;
+    for (name, need) in ext.headers() {
+        if at + need > len {
+            return Error::truncated(Layer::Eth(name), at, need, len - at);
+        }
+        at += need;
+    }
+    // Not reached by a caller that found them not to be whole.
+    Error::truncated(Layer::Bth, 0, at, len)
 }
 
-impl Take<'_, '_> {
+/// Takes one header after the other from the front of octets.
+struct Take<'a> {
+    ext: Ext,
+    rest: &'a [u8],
+}
+
+impl Take<'_> {
+    /// The next header, if it is there; the caller has seen to it that octets enough are.
     #[inline]
-    fn next<H: FromBytes>(&mut self, which: Ext, name: &'static str) -> Result<Option<H>, Error> {
+    fn next<H: FromBytes>(&mut self, which: Ext) -> Option<H> {
         if !self.ext.contains(which) {
-            return Ok(None);
+            return None;
         }
-        let Ok((header, rest)) = H::read_from_prefix(self.rest) else {
-            let at = self.whole - self.rest.len();
-            return Err(Error::truncated(Layer::Eth(name), at, size_of::<H>(), self.rest.len()));
-        };
-        *self.rest = rest;
-        Ok(Some(header))
+        let (header, rest) = H::read_from_prefix(self.rest).ok()?;
+        self.rest = rest;
+        Some(header)
     }
 }
 

@@ -90,7 +90,7 @@ pub struct Apr<'a> {
     pub local_comm_id: u32,
     /// The receiver's.
     pub remote_comm_id: u32,
-    /// Octets of `info` that are valid.
+    /// Octets of `info` that are valid; see [`Self::additional_info`].
     pub info_len: u8,
     /// [`Self::LOADED`], or why not; see [`Self::status_name`].
     pub status: u8,
@@ -128,6 +128,11 @@ impl<'a> Apr<'a> {
             13 => "alternate SL rejected",
             _ => return None,
         })
+    }
+
+    /// The valid octets of `info`: as many as `info_len` says, but not more than there are.
+    pub fn additional_info(&self) -> &'a [u8] {
+        &self.info[..self.info.len().min(self.info_len.into())]
     }
 
     pub(super) fn read(input: &'a [u8]) -> Read<'a, Self> {
@@ -202,6 +207,8 @@ mod tests {
             private_data: &octets[84..],
         };
         both_ways(APR, Message::Apr(apr), &octets);
+        assert_eq!(apr.additional_info(), hex!("515253"));
+        assert_eq!(Apr { info_len: 73, ..apr }.additional_info(), apr.info);
         assert_eq!(apr.status_name(), Some("alternate flow label rejected"));
         assert_eq!(Apr { status: 14, ..apr }.status_name(), None);
     }

@@ -94,7 +94,6 @@ pub const fn mtu(code: u8) -> Option<u16> {
 
 /// A communication management message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[expect(clippy::large_enum_variant, reason = "a view that lives on the stack")]
 pub enum Message<'a> {
     /// Request for a connection.
     Req(Req<'a>),

@@ -32,7 +32,7 @@ pub struct Rej<'a> {
     pub remote_comm_id: u32,
     /// What is rejected: [`Self::REQ`], [`Self::REP`] or [`Self::NONE`]; 2 bits.
     pub message: u8,
-    /// Octets of `ari` that are valid, 7 bits; see [`Self::info`].
+    /// Octets of `ari` that are valid, 7 bits; see [`Self::additional_info`].
     pub info_len: u8,
     /// Why.
     pub reason: Reason,
@@ -84,9 +84,8 @@ impl<'a> Rej<'a> {
         }
     }
 
-    /// The additional reject information, as long as it says it is, but not longer than there is
-    /// room for.
-    pub fn info(&self) -> &'a [u8] {
+    /// The valid octets of `ari`: as many as `info_len` says, but not more than there are.
+    pub fn additional_info(&self) -> &'a [u8] {
         &self.ari[..self.ari.len().min(self.info_len.into())]
     }
 
@@ -244,7 +243,7 @@ mod tests {
         let rej = Rej { ari: &octets[12..84], private_data: &octets[84..], ..answer };
         both_ways(REJ, Message::Rej(rej), &octets);
         assert_eq!(Message::Rej(answer).to_body(), octets);
-        assert_eq!((rej.message_name(), rej.info()), (Some("REQ"), &[][..]));
+        assert_eq!((rej.message_name(), rej.additional_info()), (Some("REQ"), &[][..]));
         assert_eq!(rej.reason.to_string(), "invalid service ID");
     }
 
@@ -280,9 +279,9 @@ mod tests {
             private_data: &octets[84..],
         };
         both_ways(REJ, Message::Rej(rej), &octets);
-        assert_eq!(rej.info(), [3, 4, 5]);
+        assert_eq!(rej.additional_info(), [3, 4, 5]);
         // A length that is not possible is cut.
-        assert_eq!(Rej { info_len: 127, ..rej }.info().len(), 72);
+        assert_eq!(Rej { info_len: 127, ..rej }.additional_info().len(), 72);
     }
 
     #[test]

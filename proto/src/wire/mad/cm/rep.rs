@@ -42,7 +42,7 @@ pub struct Rep<'a> {
     pub eecn: u32,
     /// Vendor whose options the attribute modifier names, 24 bits; 0 for none.
     pub vendor_id: u32,
-    /// The sender's first PSN.
+    /// The PSN that the receiver's first request has to carry: what the sender's queue pair expects.
     pub start_psn: Psn,
     /// READs and atomics that the sender serves at a time.
     pub responder_resources: u8,

@@ -72,7 +72,7 @@ pub struct Req<'a> {
     pub transport: u8,
     /// End-to-end flow control by credits.
     pub flow_control: bool,
-    /// The sender's first PSN.
+    /// The PSN that the receiver's first request has to carry: what the sender's queue pair expects.
     pub start_psn: Psn,
     /// Code of how long the sender takes to answer, 5 bits.
     pub local_cm_timeout: u8,

@@ -67,7 +67,7 @@ pub struct SidrRep<'a> {
     pub request_id: u32,
     /// [`Self::VALID`], or why not; see [`Self::status_name`].
     pub status: u8,
-    /// Octets of `info` that are valid.
+    /// Octets of `info` that are valid; see [`Self::additional_info`].
     pub info_len: u8,
     /// Vendor whose options the attribute modifier names, 24 bits; 0 for none.
     pub vendor_id: u32,
@@ -113,6 +113,11 @@ impl<'a> SidrRep<'a> {
             Self::UNSUPPORTED_VERSION => "class version is not supported",
             _ => return None,
         })
+    }
+
+    /// The valid octets of `info`: as many as `info_len` says, but not more than there are.
+    pub fn additional_info(&self) -> &'a [u8] {
+        &self.info[..self.info.len().min(self.info_len.into())]
     }
 
     pub(super) fn read(input: &'a [u8]) -> Read<'a, Self> {
@@ -206,6 +211,8 @@ mod tests {
         };
         both_ways(SIDR_REP, Message::SidrRep(rep), &octets);
         assert_eq!((rep.info[71], rep.private_data[0]), (0x61, 0x62));
+        assert_eq!(rep.additional_info(), hex!("515253 000000"));
+        assert_eq!(SidrRep { info_len: 255, ..rep }.additional_info(), rep.info);
     }
 
     #[test]
