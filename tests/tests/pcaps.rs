@@ -280,9 +280,8 @@ fn together_they_show_every_operation() {
     let rc = (0x00..=0x14).chain([0x17]);
     let expected: BTreeSet<u8> = rc.chain([0x20, 0x21, 0x22, 0x64, 0x65]).collect();
     assert_eq!(opcodes, expected);
-    let expected = [
-        "RDMA_WRITE", "READ_REQUEST", "READ_RESPONSE", "SEND", "SEND_INV", "SEND_SE", "TERMINATE",
-    ];
+    let expected =
+        ["RDMA_WRITE", "READ_REQUEST", "READ_RESPONSE", "SEND", "SEND_INV", "SEND_SE", "TERMINATE"];
     assert_eq!(operations, BTreeSet::from(expected));
 }
 
@@ -313,7 +312,10 @@ fn the_connection_manager_says_which_queue_pairs_talk() {
         Message::Req(req) => {
             let (ip, rest) = IpCm::parse(req.private_data).expect("rdma_cm's header");
             let (src, dst) = ip.addresses().expect("IPv4");
-            assert_eq!((src.to_string(), dst.to_string()), ("10.99.0.2".into(), "10.99.0.3".into()));
+            assert_eq!(
+                (src.to_string(), dst.to_string()),
+                ("10.99.0.2".into(), "10.99.0.3".into())
+            );
             assert!(rest.starts_with(b"hello-private-data\0"));
             Some(req.qpn)
         }
@@ -404,10 +406,9 @@ fn start_ups_of_siw() {
     assert_eq!(flags("iwarp_rping.pcap"), [enhanced; 2]);
     assert_eq!(flags("iwarp_reject.pcap"), [enhanced, enhanced | StartFlags::REJECT]);
     assert_eq!(flags("iwarp_mpa_v1.pcap"), [StartFlags::empty(); 2]);
-    for (name, state, used) in [
-        ("iwarp_crc_on.pcap", CrcState::Good, true),
-        ("iwarp_rping.pcap", CrcState::Zero, false),
-    ] {
+    for (name, state, used) in
+        [("iwarp_crc_on.pcap", CrcState::Good, true), ("iwarp_rping.pcap", CrcState::Zero, false)]
+    {
         let frames = shipped(name);
         assert!(fpdus(&frames).all(|f| f.crc == state && f.crc_in_use == Some(used)), "{name}");
     }

@@ -691,7 +691,7 @@ impl Connection {
         self.halves[side].state = if self.foreign { State::Foreign } else { State::Search };
         // The backlog is put aside, for `look` to change the rest.
         let mut backlog = core::mem::take(&mut self.halves[side].backlog);
-        while backlog.to_next_segment() {
+        while backlog.skip_to_segment() {
             if self.look(side, backlog.pos, false, backlog.octets()) {
                 break;
             }
@@ -1089,7 +1089,7 @@ impl<'a> View<'a> {
 /// The header that follows DDP's, of all operations but a Terminate.
 fn operation(segment: &Segment<'_>) -> Result<Operation, String> {
     let payload = segment.payload();
-    Ok(match segment.opcode() {
+    match segment.opcode() {
         Opcode::READ_REQUEST => ReadRequest::parse(payload).copied().map(Operation::ReadRequest),
         Opcode::ATOMIC_REQUEST => {
             AtomicRequest::parse(payload).copied().map(Operation::AtomicRequest)
@@ -1106,7 +1106,7 @@ fn operation(segment: &Segment<'_>) -> Result<Operation, String> {
         },
         _ => Ok(Operation::None),
     }
-    .map_err(|error| error.to_string())?)
+    .map_err(|error| error.to_string())
 }
 
 /// The queue of an untagged message (RFC 5040 §4.1, RFC 7306 §4.1); `None` for tagged ones and
@@ -1281,7 +1281,7 @@ impl Backlog {
     }
 
     /// Lets go of what precedes the next segment's first octet. False, and empty, if there is none.
-    fn to_next_segment(&mut self) -> bool {
+    fn skip_to_segment(&mut self) -> bool {
         let pos = self.pos;
         let Some(next) = self.arrivals.iter().find(|a| a.starts && a.pos > pos) else {
             self.clear();
@@ -1360,11 +1360,11 @@ mod tests {
     }
 
     fn fpdu_at(capture: &Capture, at: usize) -> &Fpdu {
-        let fpdus = capture.told.iter().filter_map(|(_, what)| match what {
+        let mut fpdus = capture.told.iter().filter_map(|(_, what)| match what {
             Iwarp::Fpdu(fpdu) => Some(fpdu),
             _ => None,
         });
-        fpdus.skip(at).next().expect("so many FPDUs")
+        fpdus.nth(at).expect("so many FPDUs")
     }
 
     fn untagged(op: Opcode, qn: u32, payload: &[u8]) -> Vec<u8> {
@@ -1768,7 +1768,7 @@ mod tests {
             fpdu::finish(&mut plain, begin, false);
             let (mut out, mut header_at) = (Vec::new(), None);
             for word in plain[..plain.len() - CRC_LEN].chunks(4) {
-                if count % MARKER_SPACING == 0 {
+                if count.is_multiple_of(MARKER_SPACING) {
                     let distance = header_at.map_or(0, |header_at| count - header_at) as u16;
                     out.extend([0, 0]);
                     out.extend(distance.to_le_bytes());

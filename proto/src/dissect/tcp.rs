@@ -1233,9 +1233,8 @@ pub(super) mod tests {
                 continue;
             }
             let at = sent.seq.wrapping_sub(first) as usize;
-            for i in at..(at + sent.payload.len()).min(last) {
-                have[i] = true;
-            }
+            let end = (at + sent.payload.len()).min(last);
+            have[at.min(end)..end].fill(true);
             while prefix < last && have[prefix] {
                 prefix += 1;
             }
@@ -1380,7 +1379,7 @@ pub(super) mod tests {
                 let cut = (payload.len() as u32 / 2) * u32::from(flags & 0x40 != 0);
                 let port = u16::from(seq % 50 == 0);
                 capture.take(&Sent { side, seq: seq.wrapping_sub(2000), ack, flags, payload, cut, port });
-                if capture.number % decide == 0 {
+                if capture.number.is_multiple_of(decide) {
                     capture.decide(capture.number - 1);
                 }
             }
