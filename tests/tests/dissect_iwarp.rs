@@ -103,12 +103,12 @@ fn fpdus(frames: &[Frame]) -> impl Iterator<Item = (&Frame, &Fpdu)> {
 }
 
 fn errors(frames: &[Frame]) -> Vec<&str> {
-    let error = |(_, iwarp)| match iwarp {
-        &Iwarp::Error(ref error) => Some(error.as_str()),
+    let told = iwarp(frames).filter_map(|(_, iwarp)| match iwarp {
+        Iwarp::Error(error) => Some(error.as_str()),
         Iwarp::Fpdu(fpdu) => fpdu.error.as_deref(),
         Iwarp::Start(_) => None,
-    };
-    iwarp(frames).filter_map(error).collect()
+    });
+    told.collect()
 }
 
 /// As check_truth.py and the truth files name operations.
@@ -119,8 +119,10 @@ fn name(opcode: Opcode) -> String {
     }
 }
 
-/// What tells an FPDU from others of its direction.
-fn key(fpdu: &Fpdu) -> (String, bool, u16, u64, u64) {
+/// What tells an FPDU from others of its direction: operation, last flag, length, place.
+type Key = (String, bool, u16, u64, u64);
+
+fn key(fpdu: &Fpdu) -> Key {
     let header = fpdu.header.expect("a DDP header");
     let (a, b) = match header {
         DdpHeader::Tagged(header) => (header.stag.get().into(), header.to.get()),
@@ -141,7 +143,7 @@ fn flow(frame: &Frame) -> (End, End) {
 }
 
 /// The FPDUs of each direction.
-fn by_flow(frames: &[Frame]) -> BTreeMap<(End, End), Vec<(String, bool, u16, u64, u64)>> {
+fn by_flow(frames: &[Frame]) -> BTreeMap<(End, End), Vec<Key>> {
     let mut out = BTreeMap::<_, Vec<_>>::new();
     for (frame, fpdu) in fpdus(frames) {
         out.entry(flow(frame)).or_default().push(key(fpdu));
@@ -264,7 +266,7 @@ fn other_peoples_streams_are_what_the_independent_decoder_read() {
         let mut sides: Vec<_> = Vec::new();
         flows.for_each(|flow| {
             if !sides.contains(&flow) {
-                sides.push(flow)
+                sides.push(flow);
             }
         });
         let have: Vec<_> = sides
@@ -273,7 +275,10 @@ fn other_peoples_streams_are_what_the_independent_decoder_read() {
             .map(|(_, fpdu)| (u64::from(fpdu.ulpdu_len), fpdu.crc))
             .collect();
         assert_eq!(have, want, "{file}");
-        assert_eq!(errors(&frames), [""; 0], "{file}");
+        // SoftUiWARP sends DDP version 0 (`iwarp_ddp.dv`).
+        let wrong =
+            &["DDP: version is 0, expected 1"][..usize::from(file == "softuiwarp_send.pcap")];
+        assert_eq!(errors(&frames), wrong, "{file}");
         let starts = iwarp(&frames).filter(|(_, iwarp)| matches!(iwarp, Iwarp::Start(_)));
         assert_eq!(starts.count(), walk.len(), "{file}");
         with += 1;
@@ -299,7 +304,7 @@ fn markers_off_their_grid() {
         let plain = cases("captures/public").into_iter().find(|case| case.name == plain);
         let plain = dissect(&plain.expect("it is there").records, usize::MAX);
         let shape = |frames: &[Frame]| -> Vec<Vec<(String, bool, u16)>> {
-            let shape = |key: &(String, bool, u16, u64, u64)| (key.0.clone(), key.1, key.2);
+            let shape = |key: &Key| (key.0.clone(), key.1, key.2);
             by_flow(frames).values().map(|keys| keys.iter().map(shape).collect()).collect()
         };
         assert_eq!(shape(&frames), shape(&plain));
@@ -333,11 +338,12 @@ fn without_the_start_of_the_connection() {
             sent += had.len();
             // Three prove each other; where the other side did, two do.
             let crc = crcs(&whole)[0] > 0;
-            // FPDUs that begin within segments are found once one begins with a segment.
-            let spans =
-                ["iwarp_gso", "iwarp_mtu700", "iwarp_loss"].iter().any(|n| file.starts_with(n));
+            // Where FPDUs begin within segments, or segments come in another order, the first ones
+            // are passed over.
+            let odd = ["iwarp_gso", "iwarp_mtu700", "iwarp_loss", "iwarp_reorder"];
+            let odd = odd.iter().any(|odd| file.starts_with(odd));
             let enough = if crc { 2 } else { 3 };
-            if had.len() >= enough && !spans {
+            if had.len() >= enough && !odd {
                 assert_eq!(has, &had[had.len() - has.len()..], "{file} {flow:?}");
                 assert_eq!(has.len(), had.len(), "{file} {flow:?}");
             }

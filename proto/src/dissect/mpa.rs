@@ -605,8 +605,10 @@ impl Connection {
         let State::Trial(trial) = &mut half.state else {
             return true;
         };
-        // RFC 5044 §7.1.1: without CRC the field may hold anything.
-        let any_crc = crc_in_use == Some(false) || trial.at_origin && crc_in_use != Some(true);
+        // RFC 5044 §7.1.1: without CRC the field may hold anything. Where markers are a guess too,
+        // that is too little, unless the first FPDU's place is known.
+        let any_crc = crc_in_use == Some(false) && !trial.guess
+            || trial.at_origin && crc_in_use != Some(true);
         while !trial.is_proven(known) {
             let input = &half.backlog.octets()[trial.at..];
             if input.len() < trial.need.max(1) {
@@ -1803,6 +1805,24 @@ mod tests {
                 assert_eq!(usize::from(fpdu.ulpdu_len), ulpdus[i % 100].len(), "{len}: {i}");
             }
             assert_eq!(fpdu_at(&capture, 199).markers, Markers::OffGrid, "{len}");
+        }
+    }
+
+    #[test]
+    fn markers_off_their_grid_are_found_again_after_a_gap() {
+        let mut talk = Talk::started(MARKERS, MARKERS);
+        let ulpdus = mixed(100, |i| 300 + 40 * (i % 7));
+        for octets in off_grid(&ulpdus) {
+            talk.push(CLIENT, ACK, &octets);
+        }
+        talk.push(SERVER, ACK, &[]);
+        talk.sent.drain(40..42);
+        talk.sent.drain(70..75);
+        let capture = Capture::whole(&talk.sent);
+        let fpdus = capture.fpdus();
+        assert!(fpdus.len() > 85, "{fpdus:#?}");
+        for (_, words) in &fpdus {
+            assert!(words.ends_with("Zero"), "{words}");
         }
     }
 

@@ -1377,7 +1377,7 @@ pub(super) mod tests {
                 // SYN, FIN and RST less often than not.
                 let flags = if flags < 200 { ACK } else { flags };
                 let cut = (payload.len() as u32 / 2) * u32::from(flags & 0x40 != 0);
-                let port = u16::from(seq % 50 == 0);
+                let port = u16::from(seq % 50 == 0) + u16::from(seq % 70 == 0);
                 capture.take(&Sent { side, seq: seq.wrapping_sub(2000), ack, flags, payload, cut, port });
                 if capture.number.is_multiple_of(decide) {
                     capture.decide(capture.number - 1);
