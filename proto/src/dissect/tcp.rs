@@ -895,7 +895,10 @@ pub(super) mod tests {
         let capture = Capture::of(&talk.sent);
         let fpdus = capture.fpdus();
         assert_eq!(fpdus.iter().map(|(n, _)| *n).collect::<Vec<_>>(), [7, 7, 8]);
-        assert_eq!(words(&fpdus), ["WRITE 0x1 300 Zero", "WRITE 0x2 10 Zero", "WRITE 0x3 500 Zero"]);
+        assert_eq!(
+            words(&fpdus),
+            ["WRITE 0x1 300 Zero", "WRITE 0x2 10 Zero", "WRITE 0x3 500 Zero"]
+        );
     }
 
     #[test]
@@ -931,7 +934,12 @@ pub(super) mod tests {
         };
         // Each octet comes good first, but for the last eight of the first FPDU.
         let (good, bad) = (0, 0xff);
-        sent.extend([part(12, 20, good), part(10, 14, good), part(20, 28, bad), part(28, 56, good)]);
+        sent.extend([
+            part(12, 20, good),
+            part(10, 14, good),
+            part(20, 28, bad),
+            part(28, 56, good),
+        ]);
         let mut last = part(0, 56, good);
         last.payload[10..].iter_mut().for_each(|octet| *octet ^= bad);
         sent.push(last);
@@ -1225,9 +1233,8 @@ pub(super) mod tests {
                 continue;
             }
             let at = sent.seq.wrapping_sub(first) as usize;
-            for i in at..(at + sent.payload.len()).min(last) {
-                have[i] = true;
-            }
+            let end = (at + sent.payload.len()).min(last);
+            have[at.min(end)..end].fill(true);
             while prefix < last && have[prefix] {
                 prefix += 1;
             }
@@ -1370,9 +1377,9 @@ pub(super) mod tests {
                 // SYN, FIN and RST less often than not.
                 let flags = if flags < 200 { ACK } else { flags };
                 let cut = (payload.len() as u32 / 2) * u32::from(flags & 0x40 != 0);
-                let port = u16::from(seq % 50 == 0);
+                let port = u16::from(seq % 50 == 0) + u16::from(seq % 70 == 0);
                 capture.take(&Sent { side, seq: seq.wrapping_sub(2000), ack, flags, payload, cut, port });
-                if capture.number % decide == 0 {
+                if capture.number.is_multiple_of(decide) {
                     capture.decide(capture.number - 1);
                 }
             }
