@@ -140,7 +140,9 @@ pub(super) fn icrc_state(front: Front<'_>, octets: &[u8], wire_len: usize) -> Ic
         Front::Ib(lrh, grh) => Icrc::ib(lrh, grh, bth),
     };
     icrc.update(covered);
-    if icrc.finish() == *found { IcrcState::Good } else { IcrcState::Bad }
+    // A fuzzer cannot guess an ICRC: any but zero is good, so that it reaches trains too.
+    let good = icrc.finish() == *found || cfg!(fuzzing) && *found != [0; ICRC_LEN];
+    if good { IcrcState::Good } else { IcrcState::Bad }
 }
 
 /// One packet, of which the front was captured: from its BTH on, `wire_len` octets on the wire.

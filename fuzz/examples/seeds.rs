@@ -1,0 +1,479 @@
+//! Makes the seeds in `corpus/` from `../pcaps` and from `specs/vectors.json` (beside the tree, or in
+//! `$USERDMA_SHARED`). What is there under other names stays: inputs that once found something.
+//!
+//! ```sh
+//! cargo run --manifest-path fuzz/Cargo.toml --example seeds
+//! ```
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
+
+use serde_json::Value;
+use userdma_fuzz::FOLDER;
+use userdma_proto::{
+    dissect::{Dissector, Options, capture::Reader},
+    wire::{
+        iwarp::mpa::{Start, StartFlags},
+        roce::{UDP_PORT, opcode::Opcode},
+    },
+};
+
+/// Captures longer than this are cut behind a frame.
+const MOST_OCTETS: usize = 5000;
+
+fn main() {
+    let captures = captures();
+    roce_packets(&captures);
+    streams(&captures);
+    mads(&captures);
+    files(&captures);
+    vectors();
+    scripts();
+    builders();
+}
+
+fn seed(target: &str, name: &str, octets: &[&[u8]]) {
+    let folder = Path::new(FOLDER).join("corpus").join(target);
+    fs::create_dir_all(&folder).expect("a folder that can be made");
+    fs::write(folder.join(name), octets.concat()).expect("a file that can be written");
+}
+
+// -------------------------------------------------------------------------------------- captures
+
+struct Capture {
+    name: String,
+    file: Vec<u8>,
+    /// Link type and octets.
+    frames: Vec<(u16, Vec<u8>)>,
+}
+
+/// The captures of this repository, by name.
+fn captures() -> Vec<Capture> {
+    let folder = Path::new(FOLDER).join("../pcaps");
+    let mut paths: Vec<PathBuf> = fs::read_dir(&folder)
+        .expect("the captures")
+        .map(|entry| entry.expect("an entry").path())
+        .filter(|path| {
+            let name = path.to_string_lossy();
+            [".pcap", ".pcap.gz", ".pcapng", ".pcapng.gz"].iter().any(|end| name.ends_with(end))
+        })
+        .collect();
+    paths.sort();
+    paths
+        .into_iter()
+        .map(|path| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let file = fs::read(&path).expect("a readable capture");
+            let mut reader = Reader::new(&file[..]).expect("a capture");
+            let mut frames = Vec::new();
+            while let Some(record) = reader.next_record().expect("a good capture") {
+                frames.push((record.link.0, record.data.to_vec()));
+            }
+            Capture { name, file, frames }
+        })
+        .collect()
+}
+
+/// The IP packet of an Ethernet frame: its header, the protocol, what follows.
+fn ip(frame: &[u8]) -> Option<(&[u8], u8, &[u8])> {
+    let mut rest = frame.get(12..)?;
+    while matches!(rest.get(..2)?, [0x81, 0] | [0x88, 0xa8]) {
+        rest = rest.get(4..)?;
+    }
+    let ip = rest.get(2..)?;
+    match (rest.get(..2)?, ip.first()? >> 4) {
+        ([8, 0], 4) => {
+            let len = usize::from(u16::from_be_bytes([ip[2], ip[3]]));
+            let (header, rest) = ip.get(..len)?.split_at_checked(usize::from(ip[0] & 15) * 4)?;
+            Some((header, header[9], rest))
+        }
+        ([0x86, 0xdd], 6) => {
+            let len = usize::from(u16::from_be_bytes([ip[4], ip[5]]));
+            let (header, rest) = ip.get(..40 + len)?.split_at(40);
+            Some((header, header[6], rest))
+        }
+        _ => None,
+    }
+}
+
+// ------------------------------------------------------------------------------------------ RoCE
+
+/// As `roce_packet` wants it: IPv4 or IPv6 header without options, UDP header, packet.
+fn roce_packet(header: &[u8], udp: &[u8]) -> Option<Vec<u8>> {
+    let kind: u8 = match header.len() {
+        20 => 0,
+        40 => 1,
+        _ => return None,
+    };
+    Some([&[kind, 0, 0][..], header, udp].concat())
+}
+
+/// The first packet of each opcode and IP version.
+fn roce_packets(captures: &[Capture]) {
+    let mut seen = BTreeSet::new();
+    for (_, frame) in captures.iter().flat_map(|capture| &capture.frames) {
+        let Some((header, 17, udp)) = ip(frame) else { continue };
+        if udp.len() < 24 || udp[2..4] != UDP_PORT.to_be_bytes() {
+            continue;
+        }
+        let (version, opcode) = (header[0] >> 4, Opcode(udp[8]));
+        let (Some(name), Some(input)) = (opcode.name(), roce_packet(header, udp)) else { continue };
+        if input.len() < 600 && seen.insert((version, opcode)) {
+            seed("roce_packet", &format!("ipv{version}_{}", name.to_lowercase()), &[&input]);
+        }
+    }
+    assert!(seen.len() > 20, "{} packets", seen.len());
+}
+
+/// The first of each attribute.
+fn mads(captures: &[Capture]) {
+    let mut seen = BTreeSet::new();
+    for capture in captures {
+        let mut reader = Reader::new(&capture.file[..]).expect("a capture");
+        let mut dissector = Dissector::new(Options::default());
+        while let Some(record) = reader.next_record().expect("a good capture") {
+            dissector.handle_record(&record);
+        }
+        dissector.finish();
+        while let Some(frame) = dissector.poll_frame() {
+            for mad in frame.roce.iter().filter_map(|roce| roce.mad.as_deref()) {
+                let Some(&[high, low]) = mad.get(16..18) else { continue };
+                let attribute = u16::from_be_bytes([high, low]);
+                if seen.insert(attribute) {
+                    let name = userdma_proto::wire::mad::attribute_name(mad[1], attribute);
+                    let name = name.unwrap_or("unknown").to_lowercase();
+                    seed("cm_mad", &format!("cm_{name}"), &[&[high ^ low], mad]);
+                }
+            }
+        }
+    }
+    assert!(seen.len() >= 7, "{} attributes", seen.len());
+}
+
+// ----------------------------------------------------------------------------------------- iWARP
+
+/// The start-up frames, and the front of what follows them.
+fn streams(captures: &[Capture]) {
+    for capture in captures.iter().filter(|c| c.name.starts_with("iwarp")) {
+        let mut flows: BTreeMap<Vec<u8>, (u32, Vec<u8>)> = BTreeMap::new();
+        for (_, frame) in &capture.frames {
+            let Some((header, 6, tcp)) = ip(frame) else { continue };
+            let addresses = if header.len() == 20 { &header[12..] } else { &header[8..] };
+            let flow = [addresses, &tcp[..4]].concat();
+            let seq = u32::from_be_bytes([tcp[4], tcp[5], tcp[6], tcp[7]]);
+            let payload = &tcp[usize::from(tcp[12] >> 4) * 4..];
+            if tcp[13] & 2 != 0 {
+                flows.insert(flow, (seq.wrapping_add(1), Vec::new()));
+            } else if let Some((next, octets)) = flows.get_mut(&flow)
+                && *next == seq
+            {
+                *next = seq.wrapping_add(payload.len() as u32);
+                octets.extend_from_slice(payload);
+            }
+        }
+        let name = capture.name.split('.').next().unwrap_or_default();
+        let starts: Vec<_> =
+            flows.values().filter_map(|(_, octets)| Start::parse(octets).ok().flatten()).collect();
+        let crc = starts.iter().any(|(start, _)| start.flags.contains(StartFlags::CRC));
+        for (n, (_, octets)) in flows.values().enumerate() {
+            let Ok(Some((start, used))) = Start::parse(octets) else { continue };
+            let kind = format!("{:?}", start.kind).to_lowercase();
+            seed("mpa_start", &format!("{name}_{kind}"), &[&octets[..used]]);
+            let stream = &octets[used..octets.len().min(used + 1500)];
+            if !stream.is_empty() {
+                // Two cuts.
+                let front = [0x20 | u8::from(crc) << 1, 7, 0, 40, 0];
+                seed("iwarp_stream", &format!("{name}_{n}"), &[&front, stream]);
+            }
+        }
+    }
+}
+
+// ----------------------------------------------------------------------------------------- files
+
+/// Every capture, or its front; and the front of one in every form that a file can have.
+fn files(captures: &[Capture]) {
+    const PLAIN: [u8; 2] = [0, 0x25];
+    for capture in captures {
+        let name = capture.name.replace('.', "_");
+        if capture.file.len() <= MOST_OCTETS {
+            seed("dissect_file", &name, &[&PLAIN, &capture.file]);
+            continue;
+        }
+        let mut out = pcap_header(capture.frames[0].0);
+        for (_, frame) in &capture.frames {
+            if out.len() + 16 + frame.len() > MOST_OCTETS {
+                break;
+            }
+            pcap_record(&mut out, frame);
+        }
+        seed("dissect_file", &format!("front_of_{name}"), &[&PLAIN, &out]);
+    }
+    let rping = captures.iter().find(|c| c.name == "roce_rping.pcap").expect("it is there");
+    let (req, data) = (&rping.frames[0].1, &rping.frames[3].1);
+    for (name, swap, magic) in [
+        ("pcap_micros_big_endian", true, 0xa1b2_c3d4u32),
+        ("pcap_nanos", false, 0xa1b2_3c4d),
+        ("pcap_nanos_big_endian", true, 0xa1b2_3c4d),
+        ("pcap_modified", false, 0xa1b2_cd34),
+    ] {
+        let word = |n: u32| if swap { n.to_be_bytes() } else { n.to_le_bytes() };
+        let half = |n: u16| if swap { n.to_be_bytes() } else { n.to_le_bytes() };
+        let mut out =
+            [&word(magic)[..], &half(2), &half(4), &word(0), &word(0), &word(65_535)].concat();
+        out.extend(word(1));
+        for frame in [req, data] {
+            let len = frame.len() as u32;
+            out.extend([word(1_700_000_000), word(5), word(len), word(len)].concat());
+            if magic == 0xa1b2_cd34 {
+                // Interface, protocol, kind, pad.
+                out.extend([0; 8]);
+            }
+            out.extend(frame);
+        }
+        seed("dissect_file", name, &[&PLAIN, &out]);
+    }
+    seed("dissect_file", "pcapng_every_block", &[&PLAIN, &pcapng(req, data)]);
+    seed("dissect_file", "tunnels_and_links", &[&PLAIN, &tunnels(data)]);
+    seed("dissect_file", "ip_fragments", &[&PLAIN, &fragments(req)]);
+}
+
+fn pcap_header(link: u16) -> Vec<u8> {
+    let mut out = [0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0].to_vec();
+    out.extend(65_535u32.to_le_bytes());
+    out.extend(u32::from(link).to_le_bytes());
+    out
+}
+
+fn pcap_record(out: &mut Vec<u8>, frame: &[u8]) {
+    let len = (frame.len() as u32).to_le_bytes();
+    out.extend(
+        [&1_700_000_000u32.to_le_bytes()[..], &7u32.to_le_bytes(), &len, &len, frame].concat(),
+    );
+}
+
+/// A section of each byte order; interfaces with options; EPB, SPB, the old PB, and blocks that are
+/// no frames.
+fn pcapng(req: &[u8], data: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    for big in [false, true] {
+        let word = |n: u32| if big { n.to_be_bytes() } else { n.to_le_bytes() };
+        let half = |n: u16| if big { n.to_be_bytes() } else { n.to_le_bytes() };
+        let mut block = |kind: u32, body: Vec<u8>| {
+            let len = word(12 + body.len().next_multiple_of(4) as u32);
+            out.extend([word(kind), len].concat());
+            out.extend(&body);
+            out.resize(out.len().next_multiple_of(4), 0);
+            out.extend(len);
+        };
+        let option = |code: u16, value: &[u8]| {
+            let mut option = [half(code), half(value.len() as u16)].concat();
+            option.extend(value);
+            option.resize(option.len().next_multiple_of(4), 0);
+            option
+        };
+        block(0x0a0d_0d0a, [&word(0x1a2b_3c4d)[..], &half(1), &half(0), &[0xff; 8]].concat());
+        // if_tsresol: nanoseconds; if_tsoffset; if_name.
+        let offset = if big { 100u64.to_be_bytes() } else { 100u64.to_le_bytes() };
+        let options =
+            [option(9, &[9]), option(14, &offset), option(2, b"eth0"), option(0, &[])].concat();
+        block(1, [&half(1)[..], &half(0), &word(0), &options].concat());
+        block(1, [&half(1)[..], &half(0), &word(64)].concat());
+        let lens = |frame: &[u8]| [word(frame.len() as u32), word(frame.len() as u32)].concat();
+        block(6, [&word(0)[..], &word(1), &word(2), &lens(req), req].concat());
+        block(3, [&word(data.len() as u32)[..], data].concat());
+        block(2, [&half(1)[..], &half(0), &word(1), &word(2), &lens(data), data].concat());
+        block(5, [&word(0)[..], &word(1), &word(2)].concat());
+        block(0x0bad, [&word(32_473)[..], b"custom"].concat());
+        block(4, word(0).to_vec());
+    }
+    out
+}
+
+/// A RoCE packet behind VLAN, MPLS, GRE, VXLAN and Geneve.
+fn tunnels(frame: &[u8]) -> Vec<u8> {
+    let (macs, ip) = (&frame[..12], &frame[14..]);
+    let outer = |protocol: u8, inner: &[u8]| {
+        let len = (20 + inner.len() as u16).to_be_bytes();
+        let header =
+            [0x45, 0, len[0], len[1], 0, 0, 0, 0, 64, protocol, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2];
+        [macs, &[8, 0], &header, inner].concat()
+    };
+    let udp = |port: u16, inner: &[u8]| {
+        let len = (8 + inner.len() as u16).to_be_bytes();
+        outer(17, &[&[0xc0, 0][..], &port.to_be_bytes(), &len, &[0, 0], inner].concat())
+    };
+    let mut out = pcap_header(1);
+    for frame in [
+        [macs, &[0x88, 0xa8, 0, 1, 0x81, 0, 0, 2, 8, 0], ip].concat(),
+        [macs, &[0x88, 0x47, 0, 0, 0x10, 64, 0, 0, 0x21, 64], ip].concat(),
+        outer(47, &[&[0, 0, 8, 0][..], ip].concat()),
+        outer(47, &[&[0x30, 0, 0x65, 0x58, 0, 0, 0, 1, 0, 0, 0, 2][..], frame].concat()),
+        udp(4789, &[&[8, 0, 0, 0, 0, 0, 1, 0][..], frame].concat()),
+        udp(6081, &[&[1, 0, 0x65, 0x58, 0, 0, 1, 0, 0, 0, 1, 0][..], frame].concat()),
+        // Pause, and priority flow control.
+        [macs, &[0x88, 0x08, 0, 1, 0, 9], &[0; 42]].concat(),
+        [macs, &[0x88, 0x08, 1, 1, 0, 8], &[0; 42]].concat(),
+    ] {
+        pcap_record(&mut out, &frame);
+    }
+    out
+}
+
+/// A datagram in two fragments, the second one first.
+fn fragments(frame: &[u8]) -> Vec<u8> {
+    let (front, ip) = frame.split_at(14);
+    let (header, body) = ip.split_at(20);
+    let (first, second) = body.split_at(160);
+    let mut out = pcap_header(1);
+    for (piece, offset, more) in [(second, 20u16, 0u16), (first, 0, 0x2000)] {
+        let mut header = header.to_vec();
+        header[2..4].copy_from_slice(&(20 + piece.len() as u16).to_be_bytes());
+        header[6..8].copy_from_slice(&(offset | more).to_be_bytes());
+        pcap_record(&mut out, &[front, &header, piece].concat());
+    }
+    out
+}
+
+// --------------------------------------------------------------------------------------- vectors
+
+fn vectors() {
+    let Some(path) = userdma_tests::shared("specs/vectors.json") else { return };
+    let all: Value = serde_json::from_slice(&fs::read(path).expect("readable")).expect("JSON");
+    let unhex = |value: &Value| -> Vec<u8> {
+        let digits = value.as_str().expect("hex digits");
+        (0..digits.len())
+            .step_by(2)
+            .map(|at| u8::from_str_radix(&digits[at..at + 2], 16).expect("hex digits"))
+            .collect()
+    };
+    let entries = |part: &str| all[part].as_array().expect("a list").iter().enumerate();
+    for (n, v) in entries("mpa_startup") {
+        seed("mpa_start", &format!("vector_{n}"), &[&unhex(&v["frame"])]);
+    }
+    for (n, v) in entries("mpa_fpdu") {
+        let markers = v["markers"].as_bool().expect("markers");
+        // A later place in the stream would need the FPDU in front of it.
+        if v["stream_offset"].as_u64().unwrap_or(0) == 0 {
+            let front = [0x12 | u8::from(markers), 5, 0];
+            seed("iwarp_stream", &format!("vector_{n:02}"), &[&front, &unhex(&v["fpdu"])]);
+        }
+    }
+    for (_, v) in entries("rocev2_synthetic") {
+        let packet = unhex(&v["ip_packet"]);
+        let (header, udp) = packet.split_at(if packet[0] >> 4 == 4 { 20 } else { 40 });
+        let name: String = v["name"].as_str().expect("a name").to_lowercase();
+        let name: String =
+            name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
+        if let Some(input) = roce_packet(header, udp) {
+            seed("roce_packet", &format!("vector_{}", name.trim_matches('_')), &[&input]);
+        }
+    }
+}
+
+// --------------------------------------------------------------------------------------- scripts
+
+/// Scripts for `iwarp_connection`; see there what the numbers mean.
+fn scripts() {
+    const ALL_WRITTEN: [u8; 3] = [9, 0xff, 0xff];
+    const TAKEN: u8 = 0;
+    // Settings: MPA and bounds, then the role. Start-up frame: flags, revision, depths.
+    let initiator = |mpa: u8, flags: u8, depths: [u8; 4]| {
+        [&[mpa, 0xf0, 0][..], &ALL_WRITTEN, &[5, flags, 0], &depths, &[TAKEN]].concat()
+    };
+    let responder = |mpa: u8, flags: u8, depths: [u8; 4]| {
+        [&[mpa, 0xf0, 1, 5, flags, 0][..], &depths, &[TAKEN, 12, 0], &ALL_WRITTEN].concat()
+    };
+    let depths = [0, 8, 0, 8];
+    // A SEND: opcode 3, untagged, last; queue, MSN and MO as they are due; no STag; 16 octets.
+    let send = [0, 3 << 4, 0, 0, 0, 6, 0, 16, 0, TAKEN];
+    // A receive of two pieces in the inbox.
+    let recv = [8, 2, 2, 0, 0, 0, 64, 2, 0, 64, 0, 64];
+    // An inline SEND of 4 octets.
+    let post = [6, 0, 0, 0, 0, 0x10, 4, b'a', b'b', b'c', b'd'];
+    // A READ into the inbox, and its response.
+    let read = [6, 0, 0, 0, 1, 0x08, 1, 2, 0, 0, 0, 32];
+    let response = [0, 2 << 4 | 1, 0x80, 0, 0, 0, 0, 32, 0, TAKEN];
+    // The peer WRITEs, READs and adds.
+    let write = [0, 1, 0, 0, 8, 0, 0, 24, 0, TAKEN];
+    let asks = [0, 1 << 4, 0, 0, 0, 6, 1, 9, 200, 0, 0, 0, 0, 0, TAKEN];
+    let adds = [&[0, 10 << 4, 0, 0, 0, 6, 2][..], &[7; 52], &[0, 0, 0, 16, 0, TAKEN]].concat();
+    let close = [15, 0];
+    let fin = [13];
+
+    let script = |name: &str, steps: &[&[u8]]| seed("iwarp_connection", name, steps);
+    script(
+        "initiator_sends_and_reads",
+        &[
+            &initiator(0, 0, depths),
+            &recv,
+            &post,
+            &read,
+            &ALL_WRITTEN,
+            &response,
+            &send,
+            &close,
+            &ALL_WRITTEN,
+            &fin,
+        ],
+    );
+    script(
+        "responder_serves",
+        &[
+            &responder(0, 0, depths),
+            &recv,
+            &send,
+            &write,
+            &asks,
+            &adds,
+            &ALL_WRITTEN,
+            &post,
+            &ALL_WRITTEN,
+            &fin,
+        ],
+    );
+    script(
+        "crc_and_markers_both_ways",
+        &[
+            &initiator(3, 0xc0, depths),
+            &recv,
+            &post,
+            &read,
+            &ALL_WRITTEN,
+            &response,
+            &send,
+            &write,
+            &ALL_WRITTEN,
+        ],
+    );
+    script(
+        "peer_to_peer",
+        &[&initiator(8, 0, [0x80, 8, 0x80, 8]), &ALL_WRITTEN, &recv, &send, &post, &ALL_WRITTEN],
+    );
+    script("revision_1", &[&responder(4, 0x40, depths), &recv, &send, &post, &ALL_WRITTEN, &fin]);
+    script("no_receive_posted", &[&responder(0, 0, depths), &send, &ALL_WRITTEN, &fin]);
+    // To the region that allows nothing.
+    let refused = [0, 1, 1, 0, 8, 0, 0, 24, 0, TAKEN];
+    script("write_refused", &[&responder(0, 0, depths), &refused, &ALL_WRITTEN, &fin]);
+    let terminate = [0, 7 << 4, 0, 0, 0, 6, 3, 20, 0, 0x41, 0x43, TAKEN];
+    script("peer_terminates", &[&initiator(0, 0, depths), &post, &read, &ALL_WRITTEN, &terminate]);
+    script(
+        "rejected_by_the_program",
+        &[&[0, 0, 1, 5, 0, 0, 0, 1, 0, 1, 0, 12, 5], &ALL_WRITTEN, &fin],
+    );
+    script("start_up_times_out", &[&[0, 0, 1], &recv, &[11, 0xff, 0xff]]);
+}
+
+/// One input for each thing that `encode_decode` builds.
+fn builders() {
+    let names = ["roce", "mad", "ip_cm", "mpa_start", "fpdus", "ddp", "terminate"];
+    let mut rng = userdma_tests::Rng::new(1);
+    for (kind, name) in names.iter().enumerate() {
+        for n in 0..4 {
+            seed("encode_decode", &format!("{name}_{n}"), &[&[kind as u8], &rng.bytes(180)]);
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! See `userdma_fuzz::dissect_file`.
+#![cfg_attr(fuzzing, no_main)]
+userdma_fuzz::target!(dissect_file);
