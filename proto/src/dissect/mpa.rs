@@ -342,11 +342,6 @@ impl Connection {
         self.stop(side, out);
     }
 
-    /// The direction has ended, or nothing more of it can be had: what is open is decided.
-    pub(super) fn end(&mut self, side: usize, out: &mut Out) {
-        self.stop(side, out);
-    }
-
     /// The lowest frame that something may still be told at.
     pub(super) fn hold(&self, side: usize) -> Option<u64> {
         let half = &self.halves[side];
@@ -701,8 +696,8 @@ impl Connection {
         self.halves[side].backlog = backlog;
     }
 
-    /// Nothing more comes right behind the backlog.
-    fn stop(&mut self, side: usize, out: &mut Out) {
+    /// Nothing comes right behind the latest octets, perhaps nothing at all: what is open is decided.
+    pub(super) fn stop(&mut self, side: usize, out: &mut Out) {
         if let State::Trial(trial) = &self.halves[side].state
             && self.known
             && !trial.found.is_empty()
@@ -829,9 +824,9 @@ impl Trial {
                     others.len() < MAX_ALTERNATIVES
                 });
             }
-            // The failure is more likely near the end: that is tried first.
             others
         });
+        // What went wrong is more likely near the end.
         let Some((kept, framing)) = others.pop() else {
             return false;
         };

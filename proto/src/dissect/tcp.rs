@@ -505,7 +505,7 @@ impl Stream {
 
     fn end_flow(&mut self, side: usize, out: &mut Out) {
         self.flush(side, out);
-        self.mpa.end(side, out);
+        self.mpa.stop(side, out);
         self.flows[side].ended = true;
     }
 
