@@ -142,7 +142,7 @@ impl Below {
         let (packet, len, as_said) = match self {
             Self::V4(ip, udp) => {
                 let len = usize::from(u16::from_be_bytes([ip[2], ip[3]]));
-                let as_said = usize::from(ip[0]) == 0x40 | ip.len() / 4 && ip[9] == 17;
+                let as_said = usize::from(ip[0]) == 0x40 + ip.len() / 4 && ip[9] == 17;
                 ([ip, &udp[..], octets].concat(), len, as_said)
             }
             Self::V6(ip, udp) => {

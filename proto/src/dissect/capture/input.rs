@@ -8,8 +8,9 @@ use flate2::read::MultiGzDecoder;
 
 use super::Error;
 
-/// Size of the buffer, and the most that is asked of the source at a time.
-const CHUNK: usize = 1 << 20;
+/// Size of the buffer, and the most that is asked of the source at a time. A fuzzer's files are
+/// small: with a small one they fill it.
+const CHUNK: usize = if cfg!(fuzzing) { 1 << 10 } else { 1 << 20 };
 
 /// The most that is asked of the unpacker at a time: what it says to be damaged, it does not hand
 /// out up to the damage, and so this much may be lost in front of it.
