@@ -19,12 +19,7 @@ use userdma_proto::{
     wire::{
         ids::{Psn, Qpn},
         mad::{CLASS_CM, MAD_LEN, MadHeader, cm::Message},
-        roce::{
-            ICRC_LEN, UDP_PORT,
-            bth::Bth,
-            icrc::Icrc,
-            opcode::Opcode,
-        },
+        roce::{ICRC_LEN, UDP_PORT, bth::Bth, icrc::Icrc, opcode::Opcode},
     },
 };
 use zerocopy::{FromBytes, IntoBytes};
@@ -88,7 +83,8 @@ impl Template {
             let n = record.number;
             let octets = record.data.to_vec();
             ensure!(record.len as usize == octets.len(), "frame {n} was not captured whole");
-            let ip = octets.get(ETHERNET..BTH).with_context(|| format!("frame {n} is too short"))?;
+            let ip =
+                octets.get(ETHERNET..BTH).with_context(|| format!("frame {n} is too short"))?;
             ensure!(
                 record.link.0 == 1 && octets[12..14] == [8, 0] && ip[0] == 0x45 && ip[9] == 17,
                 "frame {n} is not UDP over IPv4 over Ethernet"
@@ -114,8 +110,12 @@ impl Template {
             sides[from].frames += 1;
             sides[from].mads += u32::from(frame.is_mad());
             match frame.message().with_context(|| format!("frame {n}"))? {
-                Some(Message::Req(req)) => sides[from].learn(req.qpn, req.start_psn, req.local_comm_id),
-                Some(Message::Rep(rep)) => sides[from].learn(rep.qpn, rep.start_psn, rep.local_comm_id),
+                Some(Message::Req(req)) => {
+                    sides[from].learn(req.qpn, req.start_psn, req.local_comm_id);
+                }
+                Some(Message::Rep(rep)) => {
+                    sides[from].learn(rep.qpn, rep.start_psn, rep.local_comm_id);
+                }
                 _ => {}
             }
             frames.push(frame);
@@ -124,7 +124,8 @@ impl Template {
         let (Some(first), Some(last)) = (frames.first(), frames.last()) else {
             bail!("there are no frames");
         };
-        let took = last.time_us.checked_sub(first.time_us).context("the last frame is the first")?;
+        let took =
+            last.time_us.checked_sub(first.time_us).context("the last frame is the first")?;
         Ok(Self { period_us: took + PAUSE_US, frames, sides })
     }
 

@@ -332,6 +332,24 @@ fn a_reader_that_goes_away_is_no_failure() {
 }
 
 #[test]
+fn a_file_is_left_at_the_first_interrupt() {
+    let folder = Folder::new("interrupt");
+    let file = folder.file("x.pcap", &pcap(&vec![SEND; 50_000]));
+    let args = ["dissect", "--format", "json", &file];
+    let mut child = command(&args).spawn().unwrap();
+    let mut rows = BufReader::new(child.stdout.take().unwrap());
+    let mut first = String::new();
+    rows.read_line(&mut first).unwrap();
+    // It waits for the pipe to be read, with most of the file still ahead.
+    signal(&child, "INT");
+    let mut more = String::new();
+    rows.read_to_string(&mut more).unwrap();
+    assert!(more.ends_with("}\n") && more.lines().count() < 49_999, "{}", more.lines().count());
+    let output = finish(child, &args);
+    assert_eq!((status(&output), stderr(&output)), (130, String::new()));
+}
+
+#[test]
 fn options_choose_frames() {
     let folder = Folder::new("options");
     let mut other = SEND.to_vec();

@@ -126,7 +126,9 @@ fn the_judge_notices_every_change() {
                 }
                 // tshark's names of other layers are not ours.
                 let layer = run.rows[i].pointer(&path).and_then(Value::as_str);
-                if path.starts_with("/stack") && !matches!(layer, Some("eth" | "ipv4" | "udp" | "tcp")) {
+                if path.starts_with("/stack")
+                    && !matches!(layer, Some("eth" | "ipv4" | "udp" | "tcp"))
+                {
                     continue;
                 }
                 let mut run = run.clone();

@@ -239,8 +239,20 @@ fn frame_count(truth: &Value) -> usize {
 fn shape(rows: &[Value], odd: &mut Vec<String>) {
     let always = ["frame", "time_ns", "len", "caplen", "stack"];
     let roce = [
-        "version", "opcode", "opcode_value", "dest_qp", "psn", "ack_req", "solicited", "migreq",
-        "pad", "pkey", "becn", "fecn", "payload_len", "icrc",
+        "version",
+        "opcode",
+        "opcode_value",
+        "dest_qp",
+        "psn",
+        "ack_req",
+        "solicited",
+        "migreq",
+        "pad",
+        "pkey",
+        "becn",
+        "fecn",
+        "payload_len",
+        "icrc",
     ];
     for row in rows {
         let n = &row["frame"];
@@ -357,8 +369,7 @@ fn roce(want: &Value, have: &Value) -> Result<(), String> {
         let found = path.split('.').fold(have, |value, key| &value[key]);
         let Some(expected) = theirs(field) else {
             let header = field.split('.').next().unwrap_or(field);
-            let optional =
-                ["reth", "aeth", "deth", "atomiceth", "atomicacketh", "immdt", "ieth"];
+            let optional = ["reth", "aeth", "deth", "atomiceth", "atomicacketh", "immdt", "ieth"];
             if !found.is_null() && !atomic && optional.contains(&header) {
                 return Err(format!("{path} {found} where there is none"));
             }
@@ -577,7 +588,8 @@ fn counts(name: &str, truth: &Value, rows: &[Value], odd: &mut Vec<String>) {
             // A stream whose markers are off their grid: walked a second time where they are.
             let tail = |w: &Value| number(&w["unparsed_tail"]);
             let quirk = walk.get("quirk_walk").filter(|quirk| tail(quirk) == Some(0));
-            let walk = if tail(walk).is_some_and(|t| t != 0) { quirk.unwrap_or(walk) } else { walk };
+            let walk =
+                if tail(walk).is_some_and(|t| t != 0) { quirk.unwrap_or(walk) } else { walk };
             n += number(&walk["fpdus"]).unwrap_or(0);
             let all = walk["fpdu"].as_array().into_iter().flatten();
             correct += all.filter(|f| f["crc_ok"] == true).count() as i128;
@@ -636,7 +648,10 @@ impl Exceptions {
             if let ["", file, place, proof, ""] = cells[..]
                 && let Some(file) = file.strip_prefix('`').and_then(|f| f.strip_suffix('`'))
             {
-                assert!(!place.is_empty() && !proof.is_empty(), "an exception without proof: {line}");
+                assert!(
+                    !place.is_empty() && !proof.is_empty(),
+                    "an exception without proof: {line}"
+                );
                 listed.push((file.to_owned(), place.to_owned()));
             }
         }
@@ -667,7 +682,12 @@ mod tests {
         assert_eq!(nanoseconds("1796042713.576028000"), Some(1_796_042_713_576_028_000));
         assert_eq!(nanoseconds("-0.5"), Some(-500_000_000));
         assert_eq!(nanoseconds(""), None);
-        assert_eq!(layers("eth:ethertype:ieee8021ad:ethertype:vlan:ethertype:ipv6:ipv6.fraghdr:udp:infiniband:tcp"), ["eth", "vlan", "vlan", "ipv6", "udp"]);
+        assert_eq!(
+            layers(
+                "eth:ethertype:ieee8021ad:ethertype:vlan:ethertype:ipv6:ipv6.fraghdr:udp:infiniband:tcp"
+            ),
+            ["eth", "vlan", "vlan", "ipv6", "udp"]
+        );
         assert_eq!(parse("0x80010000"), Some(0x8001_0000));
         assert_eq!(number(&Value::from(true)), Some(1));
     }

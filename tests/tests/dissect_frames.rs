@@ -39,11 +39,7 @@ const MALFORMED: &[(&str, usize, &str)] = &[
     // Each frame from one host lacks its last octet.
     ("cont_wiki_telnet-raw.pcap", 25, "IPv4: 33 octets of payload announced, 32 found"),
     ("cont_zeek_ip6-ext-trunc.pcap", 1, "IPv6: 20 octets of payload announced, 0 found"),
-    (
-        "cont_zeek_ipv4-truncated-broken-header.pcap",
-        1,
-        "IPv4 header: 60 octets needed, 20 found",
-    ),
+    ("cont_zeek_ipv4-truncated-broken-header.pcap", 1, "IPv4 header: 60 octets needed, 20 found"),
 ];
 
 type Counts = BTreeMap<String, u64>;
@@ -267,7 +263,9 @@ fn check_counts(file: &str, truth: &Value, frames: &[Frame]) -> Counts {
         let names = headers().map(|h| h.bth.opcode().name().expect("a known opcode").to_string());
         assert_eq!(count(names), counts(&want["opcodes"]), "{file}");
         assert_eq!(icrc, counts(&want["icrc"]), "{file}");
-        let cm = packets().filter_map(|roce| mad(roce)).filter(|mad| mad.header.mgmt_class == 7).count() as u64;
+        let cm =
+            packets().filter_map(|roce| mad(roce)).filter(|mad| mad.header.mgmt_class == 7).count()
+                as u64;
         assert_eq!(cm, counts(&want["cm_mads"]).values().sum::<u64>(), "{file}");
     } else if let Some(want) = truth.get("bth_opcode_counts") {
         let values = headers().map(|headers| headers.bth.opcode.to_string());

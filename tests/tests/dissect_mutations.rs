@@ -184,11 +184,7 @@ fn around(octets: &[u8], records: &[usize], place: usize) -> (Vec<u8>, usize) {
     let to = (hit.max(START) + AROUND).min(last);
     let mut kept = octets[..records[START]].to_vec();
     kept.extend_from_slice(&octets[records[from]..records[to]]);
-    let place = if place < records[START] {
-        place
-    } else {
-        place - records[from] + records[START]
-    };
+    let place = if place < records[START] { place } else { place - records[from] + records[START] };
     (kept, place)
 }
 

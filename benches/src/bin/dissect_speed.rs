@@ -91,20 +91,30 @@ fn run(args: &Args) -> Result<bool> {
 
     let ours = |format| {
         let exe = userdma.clone();
-        Task { label: format!("userdma dissect --format {format}"), exe, args: vec!["dissect", "--format", format] }
+        Task {
+            label: format!("userdma dissect --format {format}"),
+            exe,
+            args: vec!["dissect", "--format", format],
+        }
     };
-    let tshark = |label: &str, arguments: &[&'static str]| {
-        Task { label: label.to_owned(), exe: args.tshark.clone(), args: arguments.to_vec() }
+    let tshark = |label: &str, arguments: &[&'static str]| Task {
+        label: label.to_owned(),
+        exe: args.tshark.clone(),
+        args: arguments.to_vec(),
     };
     let pairs = [
         ("json", ours("json"), tshark("tshark -n -T json", &["-n", "-T", "json", "-r"])),
         ("text", ours("text"), tshark("tshark -n", &["-n", "-r"])),
     ];
-    print_line(&format!("{:<30} {:>9} {:>9} {:>11} {:>9}", "", "frames", "seconds", "frames/s", "peak MiB"));
+    print_line(&format!(
+        "{:<30} {:>9} {:>9} {:>11} {:>9}",
+        "", "frames", "seconds", "frames/s", "peak MiB"
+    ));
     let mut good = true;
     let mut verdict = String::new();
     for (format, ours, tshark) in &pairs {
-        let (mut on_all, mut on_theirs, mut on_tenth, mut of_tshark) = (vec![], vec![], vec![], vec![]);
+        let (mut on_all, mut on_theirs, mut on_tenth, mut of_tshark) =
+            (vec![], vec![], vec![], vec![]);
         for _ in 0..args.runs {
             on_tenth.push(ours.run(&tenth)?);
             on_all.push(ours.run(&all)?);
@@ -132,7 +142,11 @@ fn run(args: &Args) -> Result<bool> {
             ratio = ratio.min(smaller);
         }
         let growth = on_all.peak_mib - on_tenth.peak_mib;
-        writeln!(verdict, "; memory {growth:+.1} MiB from {} to {} frames", tenth.frames, all.frames)?;
+        writeln!(
+            verdict,
+            "; memory {growth:+.1} MiB from {} to {} frames",
+            tenth.frames, all.frames
+        )?;
         if let Some(least) = args.min_ratio.filter(|least| ratio < *least) {
             writeln!(verdict, "MISSED: {format} must be {least} x tshark at least")?;
             good = false;
@@ -268,7 +282,10 @@ fn check(userdma: &Path, capture: &Capture) -> Result<()> {
     }
     let status = child.wait()?;
     if !status.success() || (lines, good) != (capture.frames, capture.frames) {
-        bail!("of {} frames userdma printed {lines}, with {good} good ICRCs; {status}", capture.frames);
+        bail!(
+            "of {} frames userdma printed {lines}, with {good} good ICRCs; {status}",
+            capture.frames
+        );
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 use userdma_proto::{
     dissect::{CrcState, DdpHeader, Fpdu, Iwarp, Markers, Operation, Start},
     wire::iwarp::{
+        ddp::UntaggedHeader,
         mpa::{StartFlags, StartKind},
         rdmap::{AtomicOpcode, AtomicRequest},
         terminate::Terminate,
@@ -25,9 +26,10 @@ pub(super) fn found(line: &mut Line, all: &[Iwarp]) {
         let mut run = 1;
         match first {
             Iwarp::Start(frame) => start(line, frame),
-            Iwarp::Fpdu(found) => {
-                run += rest.windows(2).take_while(|pair| continues(&pair[0], &pair[1])).count();
-                fpdu(line, found, run as u64);
+            Iwarp::Fpdu(first) => {
+                let row = row(rest);
+                run = row.as_ref().map_or(1, |row| row.len);
+                fpdu(line, first, row);
             }
             Iwarp::Error(error) => line.paint(Style::Bad, |line| {
                 line.text("error: ");
@@ -38,28 +40,71 @@ pub(super) fn found(line: &mut Line, all: &[Iwarp]) {
     }
 }
 
-/// Whether `next` says nothing new: the next message of a queue, or of the same key, of the same
-/// length.
-fn continues(found: &Iwarp, next: &Iwarp) -> bool {
-    let (Iwarp::Fpdu(a), Iwarp::Fpdu(b)) = (found, next) else { return false };
+/// How an FPDU goes on from the one before it, where it says nothing else that is new.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// With the queue's next message.
+    Message,
+    /// With the message's next segment.
+    Segment,
+    /// With the same key, at the address behind.
+    Behind,
+    /// With the same key, somewhere else.
+    Elsewhere,
+}
+
+/// Several FPDUs that are told as one.
+struct Row<'a> {
+    len: usize,
+    step: Step,
+    last: &'a DdpHeader,
+}
+
+/// The FPDUs at the front of `all` that go on in the same way, if they are several.
+fn row(all: &[Iwarp]) -> Option<Row<'_>> {
+    let first = step(all.first()?, all.get(1)?)?;
+    let more = all.windows(2).take_while(|pair| step(&pair[0], &pair[1]) == Some(first)).count();
+    match all.get(more) {
+        Some(Iwarp::Fpdu(Fpdu { header: Some(last), .. })) => {
+            Some(Row { len: more + 1, step: first, last })
+        }
+        _ => None,
+    }
+}
+
+fn step(found: &Iwarp, next: &Iwarp) -> Option<Step> {
+    let (Iwarp::Fpdu(a), Iwarp::Fpdu(b)) = (found, next) else { return None };
     let plain = |fpdu: &Fpdu| {
         fpdu.error.is_none()
             && matches!(fpdu.operation, Operation::None)
             && !crc_is_wrong(fpdu)
             && fpdu.markers != Markers::OffGrid
     };
-    let follows = match (&a.header, &b.header) {
-        (Some(DdpHeader::Tagged(a)), Some(DdpHeader::Tagged(b))) => {
-            (a.control, a.rdmap, a.stag) == (b.control, b.rdmap, b.stag)
+    if !plain(a) || !plain(b) || a.payload_len != b.payload_len {
+        return None;
+    }
+    let len = a.payload_len;
+    match (a.header.as_ref()?, b.header.as_ref()?) {
+        (DdpHeader::Tagged(a), DdpHeader::Tagged(b)) => {
+            let alike = (a.control, a.rdmap, a.stag) == (b.control, b.rdmap, b.stag);
+            let behind = a.to.get().checked_add(len.into()) == Some(b.to.get());
+            alike.then_some(if behind { Step::Behind } else { Step::Elsewhere })
         }
-        (Some(DdpHeader::Untagged(a)), Some(DdpHeader::Untagged(b))) => {
-            (a.control, a.rdmap, a.invalidate_stag, a.qn, a.mo)
-                == (b.control, b.rdmap, b.invalidate_stag, b.qn, b.mo)
-                && a.msn().next() == b.msn()
+        (DdpHeader::Untagged(a), DdpHeader::Untagged(b)) => {
+            let front = |header: &UntaggedHeader| {
+                (header.control, header.rdmap, header.invalidate_stag, header.qn)
+            };
+            if front(a) != front(b) {
+                None
+            } else if a.msn().next() == b.msn() && a.mo == b.mo {
+                Some(Step::Message)
+            } else {
+                let behind = a.mo.get().checked_add(len.into()) == Some(b.mo.get());
+                (a.msn == b.msn && behind).then_some(Step::Segment)
+            }
         }
-        _ => false,
-    };
-    plain(a) && plain(b) && a.payload_len == b.payload_len && follows
+        _ => None,
+    }
 }
 
 fn start(line: &mut Line, start: &Start) {
@@ -112,7 +157,7 @@ pub(super) fn crc_is_wrong(fpdu: &Fpdu) -> bool {
     }
 }
 
-fn fpdu(line: &mut Line, fpdu: &Fpdu, run: u64) {
+fn fpdu(line: &mut Line, fpdu: &Fpdu, row: Option<Row<'_>>) {
     if let Some(header) = &fpdu.header {
         let opcode = header.opcode();
         let is_known = rdmap_name(opcode).is_some();
@@ -125,16 +170,16 @@ fn fpdu(line: &mut Line, fpdu: &Fpdu, run: u64) {
                 }
             }
         });
-        if run > 1 {
+        if let Some(row) = &row {
             line.text(" x ");
-            line.num(run);
+            line.num(row.len);
         }
-        place(line, header, run);
+        place(line, header, row.as_ref());
         match &fpdu.operation {
             Operation::None => {
                 line.text("  ");
                 octets(line, fpdu.payload_len.into());
-                line.text(if run > 1 { " each" } else { "" });
+                line.text(if row.is_some() { " each" } else { "" });
             }
             other => operation(line, other),
         }
@@ -164,30 +209,39 @@ fn fpdu(line: &mut Line, fpdu: &Fpdu, run: u64) {
     }
 }
 
-/// Where the segment goes.
-fn place(line: &mut Line, header: &DdpHeader, run: u64) {
+/// Where the segment goes, and the last one of a row.
+fn place(line: &mut Line, header: &DdpHeader, row: Option<&Row<'_>>) {
     match header {
         DdpHeader::Tagged(header) => {
             line.text("  to ");
             line.hex_of(header.stag().0.into(), 8);
             line.byte(b':');
             line.hex(header.to.get());
-            if run > 1 {
-                line.text("...");
-            }
         }
         DdpHeader::Untagged(header) => {
             line.text("  MSN ");
             line.num(header.msn().0);
-            if run > 1 {
-                line.text("..");
-                line.num(header.msn().0.wrapping_add(run as u32 - 1));
-            }
-            if header.mo.get() != 0 {
+            if header.mo.get() != 0 || row.is_some_and(|row| row.step == Step::Segment) {
                 line.text(" at ");
                 line.num(header.mo.get());
             }
         }
+    }
+    match row.map(|row| (row.step, row.last)) {
+        Some((Step::Message, DdpHeader::Untagged(last))) => {
+            line.text("..");
+            line.num(last.msn().0);
+        }
+        Some((Step::Segment, DdpHeader::Untagged(last))) => {
+            line.text("..");
+            line.num(last.mo.get());
+        }
+        Some((Step::Behind, DdpHeader::Tagged(last))) => {
+            line.text("..");
+            line.hex(last.to.get());
+        }
+        Some(_) => line.text("..."),
+        None => {}
     }
 }
 
@@ -273,7 +327,6 @@ mod tests {
     use userdma_proto::wire::{
         ids::{Msn, Stag},
         iwarp::{
-            ddp::UntaggedHeader,
             mpa::Enhanced,
             rdmap::{AtomicResponse, Opcode, ReadRequest},
         },
@@ -387,15 +440,39 @@ mod tests {
         let mut all: Vec<_> = sends.chain(writes).collect();
         assert_eq!(
             told(all.clone()),
-            "SEND x 10  MSN 3..12  8 B each | RDMA_WRITE x 3  to 0x00001234:0x0...  8 B each"
+            "SEND x 10  MSN 3..12  8 B each | RDMA_WRITE x 3  to 0x00001234:0x0..0x10  8 B each"
         );
         let Iwarp::Fpdu(fifth) = &mut all[4] else { unreachable!() };
         (fifth.crc, fifth.crc_in_use) = (CrcState::Bad, Some(true));
         assert_eq!(
             told(all),
             "SEND x 4  MSN 3..6  8 B each | SEND  MSN 7  8 B  CRC BAD | \
-             SEND x 5  MSN 8..12  8 B each | RDMA_WRITE x 3  to 0x00001234:0x0...  8 B each"
+             SEND x 5  MSN 8..12  8 B each | RDMA_WRITE x 3  to 0x00001234:0x0..0x10  8 B each"
         );
+    }
+
+    #[test]
+    fn segments_of_a_message_are_a_row() {
+        let part = |last, mo| {
+            let header = UntaggedHeader::new(Opcode::SEND, last, 0, Msn(1), mo, Stag(0));
+            Iwarp::Fpdu(fpdu_of(DdpHeader::Untagged(header), 1000))
+        };
+        let mut all: Vec<_> = (0..5).map(|i| part(false, 1000 * i)).collect();
+        all.push(part(true, 5000));
+        assert_eq!(
+            told(all),
+            "SEND x 5  MSN 1 at 0..4000  1000 B each, more | SEND  MSN 1 at 5000  1000 B"
+        );
+        let write = |to| Iwarp::Fpdu(fpdu_of(tagged(Opcode::WRITE, false, to), 16));
+        assert_eq!(
+            told([0, 16, 32, 8, 0x80, 0x90].map(write).to_vec()),
+            "RDMA_WRITE x 3  to 0x00001234:0x0..0x20  16 B each, more | \
+             RDMA_WRITE x 2  to 0x00001234:0x8...  16 B each, more | \
+             RDMA_WRITE  to 0x00001234:0x90  16 B, more"
+        );
+        // An address cannot wrap.
+        let end = [u64::MAX - 15, 0].map(write).to_vec();
+        assert!(told(end).starts_with("RDMA_WRITE x 2  to 0x00001234:0xfffffffffffffff0...  16"));
     }
 
     #[test]

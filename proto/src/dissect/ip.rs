@@ -6,7 +6,7 @@
 //!    │         │          ├── TCP ──> streams           │
 //!    │         ├──────────┼── IP in IP, MPLS in IP      │
 //!    │         │          └── GRE ──────────────────────┤
-//!    └─────────┴──────────────────────────────────────-─┘
+//!    └─────────┴────────────────────────────────────────┘
 //! ```
 //!
 //! A frame tells of its innermost headers. Octets that the capture cut off are known to be missing:

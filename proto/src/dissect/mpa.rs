@@ -342,11 +342,6 @@ impl Connection {
         self.stop(side, out);
     }
 
-    /// The direction has ended, or nothing more of it can be had: what is open is decided.
-    pub(super) fn end(&mut self, side: usize, out: &mut Out) {
-        self.stop(side, out);
-    }
-
     /// The lowest frame that something may still be told at.
     pub(super) fn hold(&self, side: usize) -> Option<u64> {
         let half = &self.halves[side];
@@ -605,8 +600,10 @@ impl Connection {
         let State::Trial(trial) = &mut half.state else {
             return true;
         };
-        // RFC 5044 §7.1.1: without CRC the field may hold anything.
-        let any_crc = crc_in_use == Some(false) || trial.at_origin && crc_in_use != Some(true);
+        // RFC 5044 §7.1.1: without CRC the field may hold anything. Where markers are a guess too,
+        // that is too little, unless the first FPDU's place is known.
+        let any_crc = crc_in_use == Some(false) && !trial.guess
+            || trial.at_origin && crc_in_use != Some(true);
         while !trial.is_proven(known) {
             let input = &half.backlog.octets()[trial.at..];
             if input.len() < trial.need.max(1) {
@@ -691,7 +688,7 @@ impl Connection {
         self.halves[side].state = if self.foreign { State::Foreign } else { State::Search };
         // The backlog is put aside, for `look` to change the rest.
         let mut backlog = core::mem::take(&mut self.halves[side].backlog);
-        while backlog.to_next_segment() {
+        while backlog.skip_to_segment() {
             if self.look(side, backlog.pos, false, backlog.octets()) {
                 break;
             }
@@ -699,8 +696,8 @@ impl Connection {
         self.halves[side].backlog = backlog;
     }
 
-    /// Nothing more comes right behind the backlog.
-    fn stop(&mut self, side: usize, out: &mut Out) {
+    /// Nothing comes right behind the latest octets, perhaps nothing at all: what is open is decided.
+    pub(super) fn stop(&mut self, side: usize, out: &mut Out) {
         if let State::Trial(trial) = &self.halves[side].state
             && self.known
             && !trial.found.is_empty()
@@ -747,7 +744,7 @@ impl Fpdus {
     #[inline]
     fn next(&mut self, input: &[u8], pos: u64, crc_in_use: Option<bool>) -> Step {
         let mut view = View::new(self.framing, pos, input);
-        if let (Framing::Grid(origin), Some(finished @ 1..)) = (self.framing, self.finished)
+        if let (Framing::Grid(origin), Some(finished)) = (self.framing, self.finished)
             && view.as_ref().is_ok_and(|view| !view.is_plausible())
         {
             let count = pos.wrapping_sub(origin).wrapping_sub(finished * CRC_LEN as u64);
@@ -789,13 +786,19 @@ impl Fpdus {
         if !self.sure && bad {
             return Step::Doubt(0, None);
         }
-        let total = view.total;
+        let (total, header) = (view.total, view.has_header());
         self.framing = self.framing.after(total);
         self.finished = self.finished.map(|finished| finished + 1);
         self.run = self.run.saturating_add(total as u64);
         self.need = 0;
         self.make_sure();
-        if bad && !view.has_header() {
+        // A header that is none is told. Whether its length is one, what follows shows.
+        let believed = match fpdu.crc {
+            CrcState::Good => true,
+            CrcState::Zero => fpdu.header.is_some() && crc_in_use != Some(true),
+            CrcState::Bad => false,
+        };
+        if !believed && !header {
             return Step::Doubt(total, Some(fpdu));
         }
         Step::Took(total, fpdu)
@@ -821,9 +824,9 @@ impl Trial {
                     others.len() < MAX_ALTERNATIVES
                 });
             }
-            // The failure is more likely near the end: that is tried first.
             others
         });
+        // What went wrong is more likely near the end.
         let Some((kept, framing)) = others.pop() else {
             return false;
         };
@@ -871,14 +874,19 @@ fn begins_key(octets: &[u8]) -> bool {
 
 /// Whether an FPDU may begin at `pos` with these octets; `None`: whatever the markers.
 fn may_begin(framing: Option<Framing>, pos: u64, octets: &[u8]) -> bool {
-    let plausible = |framing| View::new(framing, pos, octets).is_ok_and(|view| view.is_plausible());
+    let plausible = |framing: Framing| {
+        // FPDUs and the distance of markers are multiples of 4 octets.
+        framing.to_marker(pos).is_none_or(|distance| distance.is_multiple_of(MARKER_LEN))
+            && View::new(framing, pos, octets).is_ok_and(|view| view.is_plausible())
+    };
     match framing {
         Some(framing) => plausible(framing),
         None => {
+            // A marker in front of the header, or where QN would be.
+            let marked =
+                |at| is_marker(octets, at, at) && plausible(Framing::Grid(pos + at as u64));
             plausible(Framing::Plain)
-                || is_marker(octets, 0, 0)
-                    && octets.len() >= 2 * MARKER_LEN
-                    && plausible(Framing::Grid(pos))
+                || octets.len() >= 2 * MARKER_LEN && [0, 4, 8].into_iter().any(marked)
         }
     }
 }
@@ -978,7 +986,7 @@ impl<'a> View<'a> {
         let to_marker = match self.first {
             None => usize::MAX,
             Some(0) => MARKER_SPACING - begin,
-            Some(first) => first - begin,
+            Some(first) => first.saturating_sub(begin),
         };
         if to_marker >= len {
             return &body[..len.min(body.len())];
@@ -1078,7 +1086,7 @@ impl<'a> View<'a> {
 /// The header that follows DDP's, of all operations but a Terminate.
 fn operation(segment: &Segment<'_>) -> Result<Operation, String> {
     let payload = segment.payload();
-    Ok(match segment.opcode() {
+    match segment.opcode() {
         Opcode::READ_REQUEST => ReadRequest::parse(payload).copied().map(Operation::ReadRequest),
         Opcode::ATOMIC_REQUEST => {
             AtomicRequest::parse(payload).copied().map(Operation::AtomicRequest)
@@ -1095,7 +1103,7 @@ fn operation(segment: &Segment<'_>) -> Result<Operation, String> {
         },
         _ => Ok(Operation::None),
     }
-    .map_err(|error| error.to_string())?)
+    .map_err(|error| error.to_string())
 }
 
 /// The queue of an untagged message (RFC 5040 §4.1, RFC 7306 §4.1); `None` for tagged ones and
@@ -1270,7 +1278,7 @@ impl Backlog {
     }
 
     /// Lets go of what precedes the next segment's first octet. False, and empty, if there is none.
-    fn to_next_segment(&mut self) -> bool {
+    fn skip_to_segment(&mut self) -> bool {
         let pos = self.pos;
         let Some(next) = self.arrivals.iter().find(|a| a.starts && a.pos > pos) else {
             self.clear();
@@ -1303,5 +1311,652 @@ impl Backlog {
     fn first_frame_after(&self, number: u64) -> Option<u64> {
         let after = self.arrivals.partition_point(|arrival| arrival.number <= number);
         self.arrivals.get(after).map(|arrival| arrival.number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::tcp::tests::{
+            CLIENT, Capture, NONE, SERVER, Sent, Talk, describe, frame, mixed, send, start, write,
+        },
+        *,
+    };
+    use crate::{
+        dissect::tcp::{ACK, FIN, SYN},
+        wire::{
+            ids::{Msn, Stag},
+            iwarp::{ddp::UntaggedHeader, fpdu, mpa::Enhanced},
+        },
+    };
+    use hex_literal::hex;
+    use proptest::prelude::*;
+    use std::{string::String, vec, vec::Vec};
+    use zerocopy::IntoBytes;
+
+    const MARKERS: StartFlags = StartFlags::MARKERS;
+    const CRC: StartFlags = StartFlags::CRC;
+
+    /// A connection under way: each element of `fpdus` a segment.
+    fn under_way(segments: &[Vec<u8>]) -> Vec<Sent> {
+        let mut talk = Talk::under_way();
+        segments.iter().for_each(|octets| talk.push(CLIENT, ACK, octets));
+        talk.sent
+    }
+
+    /// The stream of these ULPDUs, an FPDU at a time.
+    fn one_by_one(ulpdus: &[Vec<u8>], markers: bool, crc: bool) -> Vec<Vec<u8>> {
+        let mut done = 0;
+        let piece = |i: usize| {
+            let all = frame(&ulpdus[..=i], markers, crc);
+            let piece = all[done..].to_vec();
+            done = all.len();
+            piece
+        };
+        (0..ulpdus.len()).map(piece).collect()
+    }
+
+    fn fpdu_at(capture: &Capture, at: usize) -> &Fpdu {
+        let mut fpdus = capture.told.iter().filter_map(|(_, what)| match what {
+            Iwarp::Fpdu(fpdu) => Some(fpdu),
+            _ => None,
+        });
+        fpdus.nth(at).expect("so many FPDUs")
+    }
+
+    fn untagged(op: Opcode, qn: u32, payload: &[u8]) -> Vec<u8> {
+        let header = UntaggedHeader::new(op, true, qn, Msn(1), 0, Stag(0));
+        [header.as_bytes(), payload].concat()
+    }
+
+    #[test]
+    fn start_up_frames_in_full() {
+        let mut talk = Talk::open(5, 6);
+        let mut request = Vec::new();
+        let enhanced = Enhanced { ird: 3, ord: 4, peer_to_peer: true, ..Enhanced::default() };
+        mpa::Start {
+            kind: StartKind::Request,
+            flags: CRC | MARKERS | StartFlags::ENHANCED,
+            revision: 2,
+            enhanced: Some(enhanced),
+            private_data: b"private",
+        }
+        .emit(&mut request);
+        // Octet by octet.
+        talk.send(CLIENT, &request, 1);
+        let mut reply = Vec::new();
+        let legacy = hex!("00000010 00000020");
+        mpa::Start {
+            kind: StartKind::Reply,
+            flags: NONE,
+            revision: 1,
+            enhanced: None,
+            private_data: &legacy,
+        }
+        .emit(&mut reply);
+        talk.push(SERVER, ACK, &reply);
+        let capture = Capture::of(&talk.sent);
+        let [(at, Iwarp::Start(first)), (_, Iwarp::Start(second))] = &capture.told[..] else {
+            panic!("{:?}", capture.told)
+        };
+        assert_eq!(*at, 3 + request.len() as u64);
+        assert_eq!(
+            **first,
+            Start {
+                kind: StartKind::Request,
+                flags: CRC | MARKERS | StartFlags::ENHANCED,
+                revision: 2,
+                enhanced: Some(enhanced),
+                legacy_ird_ord: None,
+                private_data: b"private".to_vec(),
+            }
+        );
+        assert_eq!(second.legacy_ird_ord, Some((16, 32)));
+        assert_eq!(second.private_data, legacy);
+    }
+
+    #[test]
+    fn markers_go_where_the_receiver_asked_for_them() {
+        let mut talk = Talk::started(MARKERS, CRC);
+        // The reply did not ask, the request did.
+        talk.send(CLIENT, &frame(&mixed(30, |i| i * 20), false, true), 1000);
+        talk.send(SERVER, &frame(&mixed(30, |i| i * 20), true, true), 1000);
+        let capture = Capture::of(&talk.sent);
+        assert_eq!(capture.fpdus().len(), 60);
+        for i in 0..60 {
+            let fpdu = fpdu_at(&capture, i);
+            let markers = if i < 30 { Markers::None } else { Markers::Right };
+            assert_eq!(
+                (fpdu.markers, fpdu.crc, fpdu.crc_in_use),
+                (markers, CrcState::Good, Some(true))
+            );
+            assert_eq!(fpdu.error, None);
+        }
+    }
+
+    #[test]
+    fn a_bad_crc_does_not_end_the_stream() {
+        for (flags, in_use) in [(CRC, true), (NONE, false)] {
+            let mut talk = Talk::started(NONE, flags);
+            let mut octets = frame(&[write(1, 8), write(2, 8), write(3, 8)], false, true);
+            let len = octets.len();
+            octets[len / 3 - 2] ^= 1;
+            talk.push(CLIENT, ACK, &octets);
+            let capture = Capture::of(&talk.sent);
+            let crcs: Vec<_> = (0..3).map(|i| fpdu_at(&capture, i).crc).collect();
+            assert_eq!(crcs, [CrcState::Bad, CrcState::Good, CrcState::Good]);
+            assert_eq!(fpdu_at(&capture, 0).crc_in_use, Some(in_use));
+        }
+    }
+
+    #[test]
+    fn operations() {
+        let mut talk = Talk::started(NONE, NONE);
+        let read = ReadRequest::new((Stag(1), 2), 3, (Stag(4), 5));
+        let mut atomic = [0; AtomicRequest::LEN];
+        atomic[3] = 2;
+        atomic[7] = 9;
+        let terminate = hex!("11000300 0064 c140 12345678 0000000000000000");
+        let ulpdus = [
+            untagged(Opcode::READ_REQUEST, 1, read.as_bytes()),
+            untagged(Opcode::IMMEDIATE, 0, &hex!("0102030405060708")),
+            untagged(Opcode::ATOMIC_REQUEST, 1, &atomic),
+            untagged(Opcode::ATOMIC_RESPONSE, 3, &hex!("00000009 00000000000000ff")),
+            untagged(Opcode::TERMINATE, 2, &terminate),
+        ];
+        talk.push(CLIENT, ACK, &frame(&ulpdus, false, false));
+        let capture = Capture::of(&talk.sent);
+        for (i, ulpdu) in ulpdus.iter().enumerate() {
+            let fpdu = fpdu_at(&capture, i);
+            assert_eq!(fpdu.error, None, "{i}");
+            assert_eq!(usize::from(fpdu.payload_len), ulpdu.len() - 18);
+        }
+        let operation = |i| &fpdu_at(&capture, i).operation;
+        let Operation::ReadRequest(found) = operation(0) else { panic!("{:?}", operation(0)) };
+        assert_eq!(*found, read);
+        let Operation::Immediate(found) = operation(1) else { panic!("{:?}", operation(1)) };
+        assert_eq!(*found, 0x0102_0304_0506_0708);
+        let Operation::AtomicRequest(found) = operation(2) else { panic!("{:?}", operation(2)) };
+        assert_eq!(found.request_id, 9);
+        let Operation::AtomicResponse(_) = operation(3) else { panic!("{:?}", operation(3)) };
+        let Operation::Terminate(found, octets) = operation(4) else {
+            panic!("{:?}", operation(4))
+        };
+        assert_eq!((octets, found.swapped), (&terminate.to_vec(), true));
+    }
+
+    #[test]
+    fn operations_across_a_marker() {
+        let read = ReadRequest::new((Stag(1), 2), 3, (Stag(4), 5));
+        let terminate = hex!("12000000");
+        // The marker meets each place of the two.
+        for pad in (430..480).step_by(4) {
+            let mut talk = Talk::started(NONE, MARKERS);
+            let ulpdus = [
+                write(1, pad - 20),
+                untagged(Opcode::READ_REQUEST, 1, read.as_bytes()),
+                untagged(Opcode::TERMINATE, 2, &terminate),
+            ];
+            talk.push(CLIENT, ACK, &frame(&ulpdus, true, false));
+            let capture = Capture::of(&talk.sent);
+            let Operation::ReadRequest(found) = fpdu_at(&capture, 1).operation else {
+                panic!("{:?}", fpdu_at(&capture, 1))
+            };
+            assert_eq!(found, read);
+            let Operation::Terminate(_, octets) = &fpdu_at(&capture, 2).operation else {
+                panic!("{:?}", fpdu_at(&capture, 2))
+            };
+            assert_eq!(octets[..], terminate);
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_with_an_fpdu_is_said_and_the_stream_goes_on() {
+        let mut talk = Talk::started(NONE, NONE);
+        let mut version = write(1, 4);
+        version[0] = 0xc2;
+        let mut rdmap = write(1, 4);
+        rdmap[1] = 0x80;
+        let ulpdus = [
+            version,
+            rdmap,
+            untagged(Opcode(13), 0, b""),
+            untagged(Opcode::SEND, 5, b""),
+            untagged(Opcode::WRITE, 0, b""),
+            [&[0xc1, 0x43][..], &[0; 12]].concat(),
+            untagged(Opcode::READ_REQUEST, 1, &[0; 10]),
+            untagged(Opcode::IMMEDIATE, 0, &[0; 3]),
+            untagged(Opcode::TERMINATE, 2, &[0; 2]),
+            vec![0x41, 0x43, 0],
+            write(7, 1),
+            write(8, 1),
+            vec![],
+            write(9, 1),
+        ];
+        talk.push(CLIENT, ACK, &frame(&ulpdus, false, false));
+        let capture = Capture::whole(&talk.sent);
+        let errors: Vec<_> =
+            (0..ulpdus.len()).map(|i| fpdu_at(&capture, i).error.as_deref()).collect();
+        assert_eq!(
+            errors,
+            [
+                Some("DDP: version is 2, expected 1"),
+                Some("RDMAP: version is 2, expected 1"),
+                Some("RDMAP: opcode 0xd is not known"),
+                Some("RDMAP: SEND on queue 5"),
+                Some("RDMAP: WRITE in an untagged segment"),
+                Some("RDMAP: SEND in a tagged segment"),
+                Some("RDMAP: at offset 0: 28 octets needed, 10 found"),
+                Some("RDMAP: at offset 0: 8 octets needed, 3 found"),
+                Some("RDMAP: at offset 0: 4 octets needed, 2 found"),
+                Some("DDP: at offset 0: 18 octets needed, 3 found"),
+                None,
+                None,
+                Some("DDP: at offset 0: 14 octets needed, 0 found"),
+                None,
+            ]
+        );
+        assert!(fpdu_at(&capture, 9).header.is_none());
+    }
+
+    #[test]
+    fn framing_that_is_lost_is_found_again() {
+        let mut talk = Talk::started(CRC, CRC);
+        talk.push(CLIENT, ACK, &frame(&[write(1, 8)], false, true));
+        // 100 octets of something else, then good ones at the next segment.
+        talk.push(CLIENT, ACK, &[0x5a; 100]);
+        talk.push(CLIENT, ACK, &frame(&[write(2, 30_000)], false, true)[..20_000]);
+        talk.push(CLIENT, ACK, &[0; 4000]);
+        for i in 3..6 {
+            talk.push(CLIENT, ACK, &frame(&[write(i, 8)], false, true));
+        }
+        let capture = Capture::whole(&talk.sent);
+        let last: Vec<String> = capture.described().split_off(capture.told.len() - 3);
+        assert_eq!(last, ["10: WRITE 0x3 8 Good", "11: WRITE 0x4 8 Good", "12: WRITE 0x5 8 Good"]);
+    }
+
+    #[test]
+    fn a_refusal_ends_it() {
+        let mut talk = Talk::started(NONE, StartFlags::REJECT);
+        talk.push(CLIENT, ACK, &frame(&mixed(5, |_| 50), false, true));
+        talk.push(SERVER, ACK, &start(StartKind::Reply, NONE));
+        talk.push(SERVER, ACK | FIN, &[]);
+        let capture = Capture::whole(&talk.sent);
+        assert_eq!(capture.described(), ["4: Request", "5: Reply"]);
+    }
+
+    #[test]
+    fn a_start_up_frame_that_is_none_is_told() {
+        let mut talk = Talk::open(1, 2);
+        let mut frame_ = KEY_REQUEST.to_vec();
+        frame_.extend(hex!("00 01 0201"));
+        talk.send(CLIENT, &frame_, 17);
+        let capture = Capture::of(&talk.sent);
+        assert_eq!(
+            capture.described(),
+            [
+                "5: error: MPA start-up frame: at offset 18: PD_Length is 0x201, expected at most 512"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_key_in_the_middle_of_a_stream() {
+        // As where a login precedes it.
+        let mut talk = Talk::open(1, 2);
+        talk.push(CLIENT, ACK, b"LOGIN me\r\n");
+        talk.push(SERVER, ACK, b"WELCOME\r\n");
+        talk.push(CLIENT, ACK, &start(StartKind::Request, NONE));
+        talk.push(SERVER, ACK, &start(StartKind::Reply, NONE));
+        talk.push(CLIENT, ACK, &frame(&[write(1, 8)], false, false));
+        let capture = Capture::of(&talk.sent);
+        assert_eq!(capture.described(), ["6: Request", "7: Reply", "8: WRITE 0x1 8 Zero"]);
+        assert_eq!(capture.waited, 0);
+    }
+
+    #[test]
+    fn one_start_up_frame_is_missing() {
+        for (lost, request, reply) in [
+            (3, NONE, MARKERS),
+            (4, NONE, MARKERS),
+            (3, MARKERS, NONE),
+            (4, MARKERS, NONE),
+            (3, NONE, NONE),
+            (4, CRC | MARKERS, CRC | MARKERS),
+        ] {
+            let mut talk = Talk::started(request, reply);
+            let crc = request.contains(CRC);
+            for (side, asked) in [(CLIENT, reply), (SERVER, request)] {
+                let markers = asked.contains(MARKERS);
+                for octets in one_by_one(&mixed(20, |i| i * 31), markers, crc) {
+                    talk.push(side, ACK, &octets);
+                }
+            }
+            talk.sent.remove(lost);
+            let capture = Capture::whole(&talk.sent);
+            let case = format!("without {lost}, {request:?}, {reply:?}");
+            assert_eq!(capture.fpdus().len(), 40, "{case}: {:#?}", capture.described());
+            for i in 0..40 {
+                let fpdu = fpdu_at(&capture, i);
+                assert_eq!(fpdu.error, None, "{case} {i}");
+                assert_eq!(fpdu.crc_in_use, crc.then_some(true), "{case} {i}");
+            }
+        }
+    }
+
+    #[test]
+    fn three_fpdus_prove_each_other_or_two_with_a_good_crc() {
+        for (crc, need) in [(false, 3), (true, 2)] {
+            let segments = one_by_one(&mixed(5, |i| i * 10), false, crc);
+            let mut capture = Capture::new();
+            for (i, sent) in under_way(&segments).iter().enumerate() {
+                capture.take(sent);
+                let n = i + 1;
+                assert_eq!(capture.told.len(), if n < need { 0 } else { n }, "{n} of {need}");
+                let waits = (n < need).then_some(1);
+                assert_eq!(capture.streams.oldest_undecided(), waits);
+            }
+            // Each at its own frame.
+            let numbers: Vec<u64> = capture.told.iter().map(|(number, _)| *number).collect();
+            assert_eq!(numbers, [1, 2, 3, 4, 5]);
+            assert_eq!(fpdu_at(&capture, 0).crc_in_use, None);
+        }
+    }
+
+    #[test]
+    fn what_one_side_proves_helps_the_other() {
+        let mut talk = Talk::under_way();
+        let segments = one_by_one(&mixed(3, |i| i * 10), false, false);
+        talk.push(SERVER, ACK, &frame(&[send(1, 4)], false, true));
+        segments.iter().for_each(|octets| talk.push(CLIENT, ACK, octets));
+        let capture = Capture::of(&talk.sent);
+        let mut numbers: Vec<u64> = capture.told.iter().map(|(number, _)| *number).collect();
+        numbers.sort_unstable();
+        assert_eq!(numbers, [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn two_fpdus_without_crc_are_no_proof() {
+        let segments = one_by_one(&mixed(2, |i| i * 10), false, false);
+        assert_eq!(Capture::whole(&under_way(&segments)).told.len(), 0);
+        // Nor are three, if one has a bad CRC.
+        let mut segments = one_by_one(&mixed(3, |i| i * 10), false, true);
+        segments[1][10] ^= 1;
+        assert_eq!(Capture::whole(&under_way(&segments[..2])).told.len(), 0);
+        // In a known connection one at the end is.
+        let mut talk = Talk::started(NONE, NONE);
+        talk.push(CLIENT, ACK, &frame(&[write(1, 4)], false, false));
+        talk.push(CLIENT, ACK, &frame(&[write(2, 4)], false, false));
+        talk.sent.remove(5);
+        let capture = Capture::whole(&talk.sent);
+        assert_eq!(capture.fpdus().len(), 1);
+    }
+
+    #[test]
+    fn a_verdict_may_be_forced() {
+        let segments = one_by_one(&mixed(6, |i| i * 10), false, false);
+        let sent = under_way(&segments);
+        let mut capture = Capture::of(&sent[..2]);
+        capture.decide(1);
+        assert_eq!(capture.streams.oldest_undecided(), Some(2));
+        capture.decide(2);
+        assert_eq!(capture.streams.oldest_undecided(), None);
+        // What was judged is gone, and still is evidence.
+        capture.take(&sent[2]);
+        let numbers: Vec<u64> = capture.told.iter().map(|(number, _)| *number).collect();
+        assert_eq!(numbers, [3]);
+    }
+
+    #[test]
+    fn fpdus_that_span_segments_are_found_too() {
+        let octets = frame(&mixed(4, |_| 5000), false, false);
+        let mut talk = Talk::under_way();
+        talk.send(CLIENT, &octets, 1460);
+        let numbers: Vec<u64> =
+            Capture::of(&talk.sent).told.iter().map(|(number, _)| *number).collect();
+        assert_eq!(numbers, [4, 7, 11, 14]);
+    }
+
+    #[test]
+    fn markers_after_small_fpdus() {
+        let lens = [121, 1185, 129, 489, 0, 0, 1061, 433];
+        let segments = one_by_one(&mixed(8, |i| lens[i - 1]), true, true);
+        let capture = Capture::whole(&under_way(&segments[4..]));
+        assert_eq!(capture.fpdus().len(), 4, "{:?}", capture.described());
+    }
+
+    #[test]
+    fn after_a_gap_the_stream_is_found_again_at_a_segment() {
+        for markers in [false, true] {
+            for crc in [false, true] {
+                let mut talk = Talk::started(
+                    if crc { CRC } else { NONE },
+                    if markers { MARKERS } else { NONE },
+                );
+                // Two FPDUs a segment, so that markers lie anywhere.
+                let segments = one_by_one(&mixed(60, |i| i * 13), markers, crc);
+                for two in segments.chunks(2) {
+                    talk.push(CLIENT, ACK, &two.concat());
+                }
+                talk.push(SERVER, ACK, &[]);
+                talk.sent.drain(10..12);
+                talk.sent.drain(20..23);
+                let capture = Capture::whole(&talk.sent);
+                let fpdus = capture.fpdus();
+                assert_eq!(fpdus.len(), 50, "markers {markers}, CRC {crc}");
+                assert!(fpdus.iter().all(|(_, words)| words.ends_with(if crc {
+                    "Good"
+                } else {
+                    "Zero"
+                })));
+                let errors = capture.told.iter().filter(|t| matches!(t.1, Iwarp::Error(_)));
+                assert_eq!(errors.count(), 2);
+            }
+        }
+    }
+
+    /// As softiwarp put markers into a stream in 2008.
+    fn off_grid(ulpdus: &[Vec<u8>]) -> Vec<Vec<u8>> {
+        let mut count = 0_usize;
+        let one = |ulpdu: &Vec<u8>| {
+            let mut plain = Vec::new();
+            let begin = fpdu::begin(&mut plain);
+            plain.extend_from_slice(ulpdu);
+            fpdu::finish(&mut plain, begin, false);
+            let (mut out, mut header_at) = (Vec::new(), None);
+            for word in plain[..plain.len() - CRC_LEN].chunks(4) {
+                if count.is_multiple_of(MARKER_SPACING) {
+                    let distance = header_at.map_or(0, |header_at| count - header_at) as u16;
+                    out.extend([0, 0]);
+                    out.extend(distance.to_le_bytes());
+                    count += MARKER_LEN;
+                }
+                header_at.get_or_insert(count);
+                out.extend_from_slice(word);
+                count += word.len();
+            }
+            out.extend([0; CRC_LEN]);
+            out
+        };
+        ulpdus.iter().map(one).collect()
+    }
+
+    #[test]
+    fn markers_off_their_grid_are_followed() {
+        for len in [10, 20, 100, 1000, 3000] {
+            let mut talk = Talk::started(MARKERS, MARKERS);
+            let ulpdus = mixed(100, |i| len + i % 7);
+            let segments = off_grid(&ulpdus);
+            talk.send(CLIENT, &segments.concat(), 1448);
+            for octets in &segments {
+                talk.push(SERVER, ACK, octets);
+            }
+            let capture = Capture::of(&talk.sent);
+            let fpdus = capture.fpdus();
+            assert_eq!(fpdus.len(), 200, "{len}: {fpdus:#?}");
+            for i in 0..200 {
+                let fpdu = fpdu_at(&capture, i);
+                assert_eq!((&fpdu.error, fpdu.crc), (&None, CrcState::Zero), "{len}: {i}");
+                assert_eq!(usize::from(fpdu.ulpdu_len), ulpdus[i % 100].len(), "{len}: {i}");
+            }
+            assert_eq!(fpdu_at(&capture, 199).markers, Markers::OffGrid, "{len}");
+        }
+    }
+
+    #[test]
+    fn markers_off_their_grid_are_found_again_after_a_gap() {
+        let mut talk = Talk::started(MARKERS, MARKERS);
+        let ulpdus = mixed(100, |i| 300 + 40 * (i % 7));
+        for octets in off_grid(&ulpdus) {
+            talk.push(CLIENT, ACK, &octets);
+        }
+        talk.push(SERVER, ACK, &[]);
+        talk.sent.drain(40..42);
+        talk.sent.drain(70..75);
+        let capture = Capture::whole(&talk.sent);
+        let fpdus = capture.fpdus();
+        assert!(fpdus.len() > 85, "{fpdus:#?}");
+        for (_, words) in &fpdus {
+            assert!(words.ends_with("Zero"), "{words}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_marker_is_said_and_no_more() {
+        let mut talk = Talk::started(MARKERS, MARKERS);
+        let mut octets = frame(&mixed(4, |_| 400), true, true);
+        octets[515] ^= 0x40;
+        talk.push(CLIENT, ACK, &octets);
+        let capture = Capture::of(&talk.sent);
+        assert_eq!(capture.fpdus().len(), 4);
+        let fpdu = fpdu_at(&capture, 1);
+        assert_eq!(fpdu.crc, CrcState::Bad);
+        let error = fpdu.error.as_deref().unwrap_or_default();
+        assert!(error.starts_with("MPA: at offset 84: FPDUPTR is 0x14, expected 0x54"), "{error}");
+    }
+
+    #[test]
+    fn ordinary_traffic_is_never_held() {
+        let http = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n".to_vec();
+        let tls = [&hex!("160301 0200 0100 01fc 0303")[..], &[7; 900]].concat();
+        let ssh = b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n".to_vec();
+        let zeros = vec![0; 1448];
+        let text = vec![b'A'; 1448];
+        for first in [http, tls, ssh, zeros, text, b"M".to_vec(), b"MPA ID Ref".to_vec()] {
+            for opened in [true, false] {
+                let mut talk = if opened { Talk::open(7, 8) } else { Talk::under_way() };
+                for i in 0..20_u8 {
+                    talk.push(CLIENT, ACK, &first);
+                    talk.push(SERVER, ACK, &first);
+                    talk.push(SERVER, ACK, &[i, b'\r', b'\n']);
+                    talk.push(CLIENT, ACK, &[i]);
+                    // Out of order.
+                    let last = talk.sent.len() - 1;
+                    talk.sent.swap(last - 2, last - 1);
+                }
+                let capture = Capture::of(&talk.sent);
+                let key = first[0] == b'M';
+                assert!(key || capture.waited == 0, "{first:02x?}: {}", capture.waited);
+                assert_eq!(capture.told.len(), 0);
+                assert_eq!(capture.streams.oldest_undecided(), None);
+            }
+        }
+    }
+
+    #[test]
+    fn a_stream_that_begins_otherwise_is_not_looked_at_any_more() {
+        let mut talk = Talk::open(1, 2);
+        talk.push(CLIENT, ACK, b"GET / HTTP/1.1\r\n\r\n");
+        for octets in one_by_one(&mixed(9, |i| i * 10), false, true) {
+            talk.push(CLIENT, ACK, &octets);
+            talk.push(SERVER, ACK, &octets);
+        }
+        let capture = Capture::of(&talk.sent);
+        assert_eq!((capture.told.len(), capture.waited), (0, 0));
+    }
+
+    #[test]
+    fn beginnings_of_fpdus_again_and_again_cost_little() {
+        // Each segment looks like the beginning of a long FPDU, to whose end there are many more.
+        let mut talk = Talk::under_way();
+        let header = [&hex!("f000")[..], &write(0, 10)].concat();
+        for _ in 0..20_000 {
+            talk.push(CLIENT, ACK, &header);
+        }
+        let begin = std::time::Instant::now();
+        let capture = Capture::whole(&talk.sent);
+        assert_eq!(capture.told.len(), 0);
+        // 20,000 × 60,000 octets would take minutes.
+        assert!(begin.elapsed().as_secs() < 20, "{:?}", begin.elapsed());
+    }
+
+    #[test]
+    fn a_syn_alone_tells_nothing() {
+        let mut talk = Talk::open(1, 2);
+        talk.push(CLIENT, SYN, &[]);
+        assert_eq!(Capture::whole(&talk.sent).told.len(), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn under_way_with_markers(
+            lens in prop::collection::vec(0_usize..1200, 8..30), from in 0_usize..5, crc: bool,
+        ) {
+            let ulpdus = mixed(lens.len(), |i| lens[i - 1]);
+            let segments = one_by_one(&ulpdus, true, crc);
+            let sent = under_way(&segments[from..]);
+            let capture = Capture::whole(&sent);
+            let fpdus = capture.fpdus();
+            let whole: usize = segments[from..].iter().map(Vec::len).sum();
+            // With a CRC all of them. Without, one marker among zeros may be missed at first.
+            let least = if crc { lens.len() - from } else { lens.len() - from - 3 };
+            prop_assume!(whole > 1600);
+            prop_assert!(fpdus.len() >= least, "{} of {} {:?}", fpdus.len(), lens.len() - from, capture.described());
+            for i in 0..fpdus.len() {
+                let fpdu = fpdu_at(&capture, i);
+                let state = if crc { CrcState::Good } else { CrcState::Zero };
+                prop_assert_eq!((&fpdu.error, fpdu.crc), (&None, state));
+            }
+        }
+
+        #[test]
+        fn under_way_without_markers(
+            lens in prop::collection::vec(0_usize..1200, 3..30), crc: bool, mss in 1_usize..3000,
+        ) {
+            let ulpdus = mixed(lens.len(), |i| lens[i - 1]);
+            let mut talk = Talk::under_way();
+            let octets = frame(&ulpdus, false, crc);
+            // The first segment has what tells that it may be one.
+            talk.push(CLIENT, ACK, &octets[..8]);
+            talk.send(CLIENT, &octets[8..], mss);
+            let capture = Capture::whole(&talk.sent);
+            prop_assert_eq!(capture.fpdus().len(), lens.len());
+        }
+
+        #[test]
+        fn random_octets_are_no_fpdus(
+            octets in prop::collection::vec(any::<u8>(), 1..20_000), mss in 1_usize..1500, opened: bool,
+        ) {
+            let mut talk = if opened { Talk::open(7, 8) } else { Talk::under_way() };
+            talk.send(CLIENT, &octets, mss);
+            let capture = Capture::whole(&talk.sent);
+            prop_assert_eq!(capture.told.len(), 0);
+        }
+
+        #[test]
+        fn random_octets_after_a_start_up_do_not_panic(
+            octets in prop::collection::vec(any::<u8>(), 1..5000), mss in 1_usize..1500,
+            request: u8, reply: u8, good: bool,
+        ) {
+            let flags = |bits| StartFlags::from_bits_retain(bits) - StartFlags::REJECT;
+            let mut talk = Talk::started(flags(request), flags(reply));
+            talk.send(CLIENT, &octets, mss);
+            if good {
+                talk.send(CLIENT, &frame(&mixed(5, |i| i * 100), true, true), mss);
+            }
+            talk.send(SERVER, &octets, mss);
+            let capture = Capture::whole(&talk.sent);
+            prop_assert_eq!(describe(&capture.told[0].1), "Request");
+        }
     }
 }

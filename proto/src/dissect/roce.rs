@@ -74,13 +74,9 @@ pub(super) fn v2(
 
 /// RoCEv1: `octets` from the GRH on, behind which `missing` were not captured.
 pub(super) fn v1(octets: &[u8], missing: usize, frame: &mut Frame) {
-    let Ok((grh, rest)) = Grh::ref_from_prefix(octets) else {
-        return push(unread(Version::V1, short("GRH", 40, octets.len(), missing)), frame);
-    };
-    tell_ends(grh, frame);
-    let mut roce = match grh_problem(grh) {
-        Some(problem) => unread(Version::V1, problem),
-        None => {
+    let (grh, rest) = global(octets, missing, frame);
+    let mut roce = match (grh, rest) {
+        (Some(grh), Ok(rest)) => {
             let wire_len = grh.payload_len();
             let (captured, problem) = bounded("GRH", rest, wire_len, missing);
             let icrc = icrc_state(Front::V1(grh), captured, wire_len);
@@ -88,15 +84,16 @@ pub(super) fn v1(octets: &[u8], missing: usize, frame: &mut Frame) {
             roce.error = problem.or(roce.error);
             roce
         }
+        (_, rest) => unread(Version::V1, rest.err().unwrap_or_default()),
     };
-    roce.grh = Some(*grh);
+    roce.grh = grh.copied();
     push(roce, frame);
 }
 
 /// Native InfiniBand: `octets` from the LRH on, behind which `missing` were not captured.
 pub(super) fn ib(octets: &[u8], missing: usize, frame: &mut Frame) {
     let Ok((lrh, _)) = Lrh::ref_from_prefix(octets) else {
-        return push(unread(Version::Ib, short("LRH", 8, octets.len(), missing)), frame);
+        return push(unread(Version::Ib, short("LRH", Lrh::LEN, octets.len(), missing)), frame);
     };
     frame.stack.push(Layer::Lrh);
     if matches!(lrh.next_header(), lrh::RAW | lrh::RAW_IPV6) {
@@ -105,30 +102,19 @@ pub(super) fn ib(octets: &[u8], missing: usize, frame: &mut Frame) {
         return;
     }
     let wire_len = lrh.packet_len();
-    let (captured, mut problem) = bounded("LRH", octets, wire_len, missing);
-    let mut rest = captured.get(size_of::<Lrh>()..).unwrap_or_default();
-    let mut grh = None;
-    if lrh.next_header() == lrh::GRH {
-        match Grh::ref_from_prefix(rest) {
-            Ok((header, behind)) => {
-                tell_ends(header, frame);
-                problem = problem.or_else(|| grh_problem(header));
-                (grh, rest) = (Some(header), behind);
-            }
-            Err(_) => {
-                let missing = wire_len - captured.len();
-                problem = problem.or_else(|| Some(short("GRH", 40, rest.len(), missing)));
-            }
-        }
-    }
-    let mut roce =
-        if lrh.next_header() == lrh::GRH && grh.is_none_or(|grh| grh_problem(grh).is_some()) {
-            unread(Version::Ib, String::new())
-        } else {
-            let wire_len = rest.len() + (wire_len - captured.len());
+    let (captured, problem) = bounded("LRH", octets, wire_len, missing);
+    let missing = wire_len - captured.len();
+    let rest = captured.get(Lrh::LEN..).unwrap_or_default();
+    let (grh, read) =
+        if lrh.next_header() == lrh::GRH { global(rest, missing, frame) } else { (None, Ok(rest)) };
+    let mut roce = match read {
+        Err(problem) => unread(Version::Ib, problem),
+        Ok(rest) => {
+            let wire_len = rest.len() + missing;
             let icrc = icrc_state(Front::Ib(lrh, grh), rest, wire_len);
             packet(Version::Ib, rest, wire_len, icrc)
-        };
+        }
+    };
     roce.error = problem.or(roce.error);
     (roce.lrh, roce.grh) = (Some(*lrh), grh.copied());
     let found = octets.get(wire_len..wire_len + VCRC_LEN);
@@ -263,18 +249,25 @@ fn push(roce: Box<Roce>, frame: &mut Frame) {
     frame.roce.push(roce);
 }
 
-fn tell_ends(grh: &Grh, frame: &mut Frame) {
+/// The GRH, and what is behind it if that is a BTH. The frame is told.
+fn global<'a>(
+    octets: &'a [u8],
+    missing: usize,
+    frame: &mut Frame,
+) -> (Option<&'a Grh>, Result<&'a [u8], String>) {
+    let Ok((grh, rest)) = Grh::ref_from_prefix(octets) else {
+        return (None, Err(short("GRH", Grh::LEN, octets.len(), missing)));
+    };
     frame.stack.push(Layer::Grh);
     frame.ends = Some(Ends { src: grh.sgid.to_ip(), dst: grh.dgid.to_ip(), ports: None });
-}
-
-fn grh_problem(grh: &Grh) -> Option<String> {
-    if grh.version() != VERSION {
-        return Some(format!("GRH: version {}, {} expected", grh.version(), VERSION));
-    }
-    (grh.next_header != NEXT_HEADER_BTH).then(|| {
+    let problem = if grh.version() != VERSION {
+        format!("GRH: version {}, {VERSION} expected", grh.version())
+    } else if grh.next_header != NEXT_HEADER_BTH {
         format!("GRH: next header {:#04x}, {NEXT_HEADER_BTH:#04x} (BTH) expected", grh.next_header)
-    })
+    } else {
+        return (Some(grh), Ok(rest));
+    };
+    (Some(grh), Err(problem))
 }
 
 /// What was captured of `len` octets that a header announces; an error where the frame had fewer.

@@ -21,10 +21,10 @@ use super::mpa::{self, Chunk, Out};
 /// Octets, roughly, that wait for the first ones of a stream.
 const MAX_FIRST: usize = 64 << 10;
 
-const FIN: u8 = 1;
-const SYN: u8 = 2;
-const RST: u8 = 4;
-const ACK: u8 = 0x10;
+pub(super) const FIN: u8 = 1;
+pub(super) const SYN: u8 = 2;
+pub(super) const RST: u8 = 4;
+pub(super) const ACK: u8 = 0x10;
 
 /// A TCP segment of a frame.
 #[derive(Debug, Clone, Copy)]
@@ -428,7 +428,8 @@ impl Stream {
             next = begin;
         }
         let end = begin + octets.len() as u64;
-        if begin > next {
+        // Octets that are here already are not replaced.
+        if begin > next || flow.ahead.first().is_some_and(|place| place < end) {
             flow.next = Some(next);
             flow.ahead.insert(placed);
             return;
@@ -504,7 +505,7 @@ impl Stream {
 
     fn end_flow(&mut self, side: usize, out: &mut Out) {
         self.flush(side, out);
-        self.mpa.end(side, out);
+        self.mpa.stop(side, out);
         self.flows[side].ended = true;
     }
 
@@ -618,5 +619,772 @@ impl Ahead {
             return None;
         }
         self.frames.range((number + 1, 0)..).next().map(|&(number, _)| number)
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::{
+        dissect::{DdpHeader, Iwarp},
+        wire::{
+            ids::{Msn, Stag},
+            iwarp::{
+                ddp::{TaggedHeader, UntaggedHeader},
+                fpdu::{self, MarkerEncoder},
+                mpa::{Start, StartFlags, StartKind},
+                rdmap::Opcode,
+            },
+        },
+    };
+    use proptest::prelude::*;
+    use std::{format, string::String, vec, vec::Vec};
+    use zerocopy::IntoBytes;
+
+    /// Sides of a connection in tests.
+    pub(in crate::dissect) const CLIENT: usize = 0;
+    pub(in crate::dissect) const SERVER: usize = 1;
+
+    /// A segment to be captured.
+    #[derive(Debug, Clone)]
+    pub(in crate::dissect) struct Sent {
+        pub(in crate::dissect) side: usize,
+        pub(in crate::dissect) seq: u32,
+        pub(in crate::dissect) ack: u32,
+        pub(in crate::dissect) flags: u8,
+        pub(in crate::dissect) payload: Vec<u8>,
+        /// Octets that the capture cut off.
+        pub(in crate::dissect) cut: u32,
+        /// Which connection: a port.
+        pub(in crate::dissect) port: u16,
+    }
+
+    /// Two ends that send.
+    #[derive(Debug)]
+    pub(in crate::dissect) struct Talk {
+        pub(in crate::dissect) port: u16,
+        pub(in crate::dissect) next: [u32; 2],
+        pub(in crate::dissect) sent: Vec<Sent>,
+    }
+
+    impl Talk {
+        /// Opened, with these initial sequence numbers.
+        pub(in crate::dissect) fn open(client: u32, server: u32) -> Self {
+            let mut talk = Self { port: 40_000, next: [client, server], sent: Vec::new() };
+            talk.push(CLIENT, SYN, &[]);
+            talk.push(SERVER, SYN | ACK, &[]);
+            talk.push(CLIENT, ACK, &[]);
+            talk
+        }
+
+        /// Under way when the capture begins.
+        pub(in crate::dissect) fn under_way() -> Self {
+            Self { port: 40_000, next: [77_777, 888_888], sent: Vec::new() }
+        }
+
+        pub(in crate::dissect) fn push(&mut self, side: usize, flags: u8, payload: &[u8]) {
+            self.sent.push(Sent {
+                side,
+                seq: self.next[side],
+                ack: self.next[1 - side],
+                flags,
+                payload: payload.to_vec(),
+                cut: 0,
+                port: self.port,
+            });
+            let phantom = u32::from(flags & (SYN | FIN) != 0);
+            self.next[side] = self.next[side].wrapping_add(payload.len() as u32 + phantom);
+        }
+
+        /// Sends octets in segments of `mss`.
+        pub(in crate::dissect) fn send(&mut self, side: usize, octets: &[u8], mss: usize) {
+            for part in octets.chunks(mss) {
+                self.push(side, ACK, part);
+            }
+        }
+
+        /// Opened, and with these flags in request and reply.
+        pub(in crate::dissect) fn started(request: StartFlags, reply: StartFlags) -> Self {
+            let mut talk = Self::open(1000, 0xffff_ff00);
+            talk.push(CLIENT, ACK, &start(StartKind::Request, request));
+            talk.push(SERVER, ACK, &start(StartKind::Reply, reply));
+            talk
+        }
+    }
+
+    pub(in crate::dissect) fn start(kind: StartKind, flags: StartFlags) -> Vec<u8> {
+        let mut out = Vec::new();
+        Start { kind, flags, revision: 1, enhanced: None, private_data: b"hello" }.emit(&mut out);
+        out
+    }
+
+    /// The capture of some segments, and what comes of them. Checks that nothing is told at a
+    /// frame that nobody waited for.
+    #[derive(Debug)]
+    pub(in crate::dissect) struct Capture {
+        pub(in crate::dissect) streams: Streams,
+        pub(in crate::dissect) number: u64,
+        gone: u64,
+        /// The most frames that waited.
+        pub(in crate::dissect) waited: u64,
+        pub(in crate::dissect) told: Out,
+    }
+
+    impl Capture {
+        pub(in crate::dissect) fn new() -> Self {
+            Self::bounded(16, 1 << 20)
+        }
+
+        pub(in crate::dissect) fn bounded(max_streams: usize, max_octets: usize) -> Self {
+            let streams = Streams::new(max_streams, max_octets);
+            Self { streams, number: 0, gone: 0, waited: 0, told: Vec::new() }
+        }
+
+        pub(in crate::dissect) fn take(&mut self, sent: &Sent) {
+            self.number += 1;
+            let client = SocketAddr::from(([10, 0, 0, 2], sent.port));
+            let server = SocketAddr::from(([10, 0, 0, 1], 18_515));
+            let (src, dst) = if sent.side == CLIENT { (client, server) } else { (server, client) };
+            let captured = sent.payload.len() - sent.cut as usize;
+            let segment = Segment {
+                src,
+                dst,
+                seq: sent.seq,
+                ack: sent.ack,
+                flags: sent.flags,
+                payload: &sent.payload[..captured],
+                wire_len: sent.payload.len() as u32,
+            };
+            let before = self.told.len();
+            self.streams.handle_segment(self.number, &segment, &mut self.told);
+            self.check(before);
+        }
+
+        fn check(&mut self, before: usize) {
+            for (number, what) in &self.told[before..] {
+                assert!(
+                    *number > self.gone && *number <= self.number,
+                    "frame {number} after {}, {} gone: {what:?}",
+                    self.number,
+                    self.gone
+                );
+            }
+            let kept = self.streams.oldest_undecided().unwrap_or(self.number + 1);
+            self.gone = self.gone.max(kept - 1);
+            self.waited = self.waited.max(self.number - self.gone);
+        }
+
+        pub(in crate::dissect) fn decide(&mut self, number: u64) {
+            let before = self.told.len();
+            self.streams.decide(number, &mut self.told);
+            let waits = self.streams.oldest_undecided();
+            assert!(waits.is_none_or(|oldest| oldest > number), "{waits:?} after {number}");
+            self.check(before);
+        }
+
+        pub(in crate::dissect) fn of(sent: &[Sent]) -> Self {
+            let mut capture = Self::new();
+            sent.iter().for_each(|sent| capture.take(sent));
+            capture
+        }
+
+        /// All of it, to the end.
+        pub(in crate::dissect) fn whole(sent: &[Sent]) -> Self {
+            let mut capture = Self::of(sent);
+            capture.decide(u64::MAX);
+            capture
+        }
+
+        /// Each FPDU: its frame, and what [`describe`] says.
+        pub(in crate::dissect) fn fpdus(&self) -> Vec<(u64, String)> {
+            let fpdu = |(number, what): &(u64, Iwarp)| match what {
+                Iwarp::Fpdu(_) => Some((*number, describe(what))),
+                _ => None,
+            };
+            self.told.iter().filter_map(fpdu).collect()
+        }
+
+        pub(in crate::dissect) fn described(&self) -> Vec<String> {
+            self.told.iter().map(|(number, what)| format!("{number}: {}", describe(what))).collect()
+        }
+    }
+
+    /// In a few words.
+    pub(in crate::dissect) fn describe(what: &Iwarp) -> String {
+        match what {
+            Iwarp::Start(start) => format!("{:?}", start.kind),
+            Iwarp::Error(error) => format!("error: {error}"),
+            Iwarp::Fpdu(fpdu) => {
+                let place = match &fpdu.header {
+                    Some(DdpHeader::Tagged(header)) => format!("{:#x}", header.to),
+                    Some(DdpHeader::Untagged(header)) => format!("{}", header.msn),
+                    None => "-".into(),
+                };
+                let op = fpdu.header.map_or(Opcode(15), |header| header.opcode());
+                let error = fpdu.error.as_deref().map(|e| format!(" ({e})")).unwrap_or_default();
+                format!("{op} {place} {} {:?}{error}", fpdu.payload_len, fpdu.crc)
+            }
+        }
+    }
+
+    /// A WRITE of `len` octets; `n` tells it from others.
+    pub(in crate::dissect) fn write(n: u64, len: usize) -> Vec<u8> {
+        let header = TaggedHeader::new(Opcode::WRITE, true, Stag(0x1234), n);
+        [header.as_bytes(), &vec![n as u8; len]].concat()
+    }
+
+    /// A SEND of `len` octets.
+    pub(in crate::dissect) fn send(n: u32, len: usize) -> Vec<u8> {
+        let header = UntaggedHeader::new(Opcode::SEND, true, 0, Msn(n), 0, Stag(0));
+        [header.as_bytes(), &vec![n as u8; len]].concat()
+    }
+
+    /// The stream of these ULPDUs.
+    pub(in crate::dissect) fn frame(ulpdus: &[Vec<u8>], markers: bool, crc: bool) -> Vec<u8> {
+        let (mut out, mut encoder) = (Vec::new(), MarkerEncoder::new(crc));
+        for ulpdu in ulpdus {
+            let mut one = Vec::new();
+            let begin = fpdu::begin(&mut one);
+            one.extend_from_slice(ulpdu);
+            fpdu::finish(&mut one, begin, crc);
+            if markers { encoder.push(&one, &mut out) } else { out.extend_from_slice(&one) }
+        }
+        out
+    }
+
+    pub(in crate::dissect) const NONE: StartFlags = StartFlags::empty();
+
+    /// `n` WRITEs and SENDs by turns.
+    pub(in crate::dissect) fn mixed(n: usize, len: impl Fn(usize) -> usize) -> Vec<Vec<u8>> {
+        let one = |i: usize| match i % 2 {
+            0 => write(i as u64, len(i)),
+            _ => send(i as u32, len(i)),
+        };
+        (1..=n).map(one).collect()
+    }
+
+    fn words(told: &[(u64, String)]) -> Vec<&str> {
+        told.iter().map(|(_, words)| &words[..]).collect()
+    }
+
+    #[test]
+    fn a_conversation_from_its_beginning() {
+        let mut talk = Talk::started(StartFlags::CRC, NONE);
+        talk.push(CLIENT, ACK, &frame(&[write(0x10, 8), send(1, 3)], false, true));
+        talk.push(SERVER, ACK, &frame(&[send(1, 0)], false, true));
+        let capture = Capture::of(&talk.sent);
+        assert_eq!(
+            capture.described(),
+            [
+                "4: Request",
+                "5: Reply",
+                "6: WRITE 0x10 8 Good",
+                "6: SEND 1 3 Good",
+                "7: SEND 1 0 Good"
+            ]
+        );
+        assert_eq!(capture.waited, 0);
+    }
+
+    #[test]
+    fn fpdus_are_told_at_the_segment_that_completes_them() {
+        let mut talk = Talk::started(NONE, NONE);
+        let octets = frame(&[write(1, 300), write(2, 10), write(3, 500)], false, false);
+        assert_eq!(octets.len(), 320 + 32 + 520);
+        talk.send(CLIENT, &octets, 300); // 6, 7, 8
+        let capture = Capture::of(&talk.sent);
+        let fpdus = capture.fpdus();
+        assert_eq!(fpdus.iter().map(|(n, _)| *n).collect::<Vec<_>>(), [7, 7, 8]);
+        assert_eq!(
+            words(&fpdus),
+            ["WRITE 0x1 300 Zero", "WRITE 0x2 10 Zero", "WRITE 0x3 500 Zero"]
+        );
+    }
+
+    #[test]
+    fn a_retransmission_and_a_late_segment() {
+        let mut talk = Talk::started(NONE, NONE);
+        let octets = frame(&mixed(6, |_| 100), false, false);
+        talk.send(CLIENT, &octets, 240);
+        let inorder = Capture::of(&talk.sent);
+        let mut sent = talk.sent.clone();
+        // The first part comes last, and the second one twice.
+        let first = sent.remove(5);
+        let again = sent[5].clone();
+        sent.extend([again, first]);
+        let capture = Capture::of(&sent);
+        assert_eq!(words(&capture.fpdus()), words(&inorder.fpdus()));
+        let last = capture.number;
+        assert!(capture.fpdus().iter().all(|(n, _)| *n == last), "{:?}", capture.fpdus());
+        // They waited, in case the first part never comes.
+        assert_eq!(capture.streams.oldest_undecided(), None);
+        assert!(capture.waited > 2);
+    }
+
+    #[test]
+    fn the_first_copy_of_an_octet_counts() {
+        let mut talk = Talk::started(NONE, NONE);
+        talk.push(CLIENT, ACK, &frame(&[write(1, 8), write(2, 8)], false, true));
+        let mut sent = talk.sent.clone();
+        let whole = sent.pop().unwrap();
+        let part = |from: usize, to: usize, with: u8| Sent {
+            seq: whole.seq.wrapping_add(from as u32),
+            payload: whole.payload[from..to].iter().map(|o| o ^ with).collect(),
+            ..whole.clone()
+        };
+        // Each octet comes good first, but for the last eight of the first FPDU.
+        let (good, bad) = (0, 0xff);
+        sent.extend([
+            part(12, 20, good),
+            part(10, 14, good),
+            part(20, 28, bad),
+            part(28, 56, good),
+        ]);
+        let mut last = part(0, 56, good);
+        last.payload[10..].iter_mut().for_each(|octet| *octet ^= bad);
+        sent.push(last);
+        let capture = Capture::of(&sent);
+        assert_eq!(words(&capture.fpdus()), ["WRITE 0x1 8 Bad", "WRITE 0x2 8 Good"]);
+    }
+
+    #[test]
+    fn sequence_numbers_wrap() {
+        for at in [0xffff_fff0_u32, 0xffff_ffff, 0xffff_ff80, 0] {
+            let mut talk = Talk::open(at, at.wrapping_sub(300));
+            talk.push(CLIENT, ACK, &start(StartKind::Request, NONE));
+            talk.push(SERVER, ACK, &start(StartKind::Reply, NONE));
+            talk.send(CLIENT, &frame(&mixed(9, |i| i * 7), false, false), 50);
+            talk.sent[5..].reverse();
+            talk.send(SERVER, &frame(&mixed(9, |i| i * 9), false, false), 50);
+            assert_eq!(Capture::of(&talk.sent).fpdus().len(), 18, "from {at:#x}");
+        }
+    }
+
+    #[test]
+    fn keep_alives_and_empty_segments_change_nothing() {
+        let mut talk = Talk::started(NONE, NONE);
+        for i in 1..4 {
+            let probe = Sent { seq: talk.next[CLIENT].wrapping_sub(1), ..talk.sent[5 - 1].clone() };
+            talk.sent.push(Sent { side: CLIENT, payload: vec![0], ..probe.clone() });
+            talk.sent.push(Sent { side: CLIENT, payload: vec![], ..probe });
+            talk.push(SERVER, ACK, &[]);
+            talk.push(CLIENT, ACK, &frame(&[write(i, 4)], false, false));
+        }
+        assert_eq!(
+            words(&Capture::of(&talk.sent).fpdus()),
+            ["WRITE 0x1 4 Zero", "WRITE 0x2 4 Zero", "WRITE 0x3 4 Zero"]
+        );
+    }
+
+    #[test]
+    fn what_the_capture_lost_is_given_up_once_it_is_acknowledged() {
+        let mut talk = Talk::started(StartFlags::CRC, StartFlags::CRC);
+        for i in 1..=6 {
+            talk.push(CLIENT, ACK, &frame(&[write(i, 40)], false, true));
+        }
+        talk.push(SERVER, ACK, &[]);
+        talk.push(CLIENT, ACK, &frame(&[write(7, 40)], false, true));
+        let mut sent = talk.sent;
+        sent.drain(6..8); // WRITEs 2 and 3
+        let mut capture = Capture::of(&sent[..9]);
+        assert_eq!(capture.fpdus().len(), 1);
+        assert_eq!(capture.streams.oldest_undecided(), Some(7));
+        capture.take(&sent[9]);
+        assert_eq!(capture.streams.oldest_undecided(), None);
+        capture.take(&sent[10]);
+        assert_eq!(
+            capture.described()[2..],
+            [
+                "6: WRITE 0x1 40 Good",
+                "7: error: 120 octets are missing from the capture: FPDUs there are lost, the next \
+                 one is looked for",
+                "7: WRITE 0x4 40 Good",
+                "8: WRITE 0x5 40 Good",
+                "9: WRITE 0x6 40 Good",
+                "11: WRITE 0x7 40 Good"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_gap_that_is_not_acknowledged_is_given_up_over_the_bound_and_at_the_end() {
+        let mut talk = Talk::started(NONE, NONE);
+        for i in 1..=100 {
+            talk.push(CLIENT, ACK, &frame(&[write(i, 400)], false, false));
+        }
+        talk.sent.remove(5);
+        let mut capture = Capture::bounded(4, 20_000);
+        talk.sent.iter().for_each(|sent| capture.take(sent));
+        let fpdus = capture.fpdus();
+        assert_eq!((fpdus.len(), fpdus[0].0, &fpdus[0].1[..]), (99, 6, "WRITE 0x2 400 Zero"));
+        let mut capture = Capture::of(&talk.sent);
+        assert_eq!(capture.fpdus(), []);
+        capture.decide(50);
+        assert_eq!(capture.fpdus(), []);
+        capture.decide(u64::MAX);
+        // What came with frames that are gone cannot be told.
+        let fpdus = capture.fpdus();
+        assert_eq!((fpdus.len(), fpdus[0].0), (54, 51));
+    }
+
+    #[test]
+    fn a_forced_verdict_does_not_lose_what_is_retransmitted() {
+        let mut talk = Talk::started(NONE, NONE);
+        for i in 1..=4 {
+            talk.push(CLIENT, ACK, &frame(&[write(i, 40)], false, false));
+        }
+        let first = talk.sent.remove(5);
+        let mut capture = Capture::of(&talk.sent);
+        capture.decide(7);
+        assert_eq!(capture.streams.oldest_undecided(), Some(8));
+        capture.take(&first);
+        let numbers: Vec<u64> = capture.fpdus().iter().map(|(n, _)| *n).collect();
+        assert_eq!(numbers, [9; 4]);
+    }
+
+    #[test]
+    fn frames_that_the_capture_cut_are_gaps() {
+        let mut talk = Talk::started(NONE, NONE);
+        for i in 1..=8 {
+            let two = frame(&[send(2 * i, 4), write(u64::from(i), 1000)], false, false);
+            talk.push(CLIENT, ACK, &two);
+        }
+        for sent in &mut talk.sent[5..] {
+            sent.cut = sent.payload.len() as u32 - 100;
+        }
+        let capture = Capture::of(&talk.sent);
+        // The first of the two is whole in each frame; nobody waits for an acknowledgement.
+        assert!(capture.waited <= 2, "{}", capture.waited);
+        let fpdus = Capture::whole(&talk.sent).fpdus();
+        assert_eq!(fpdus.len(), 8, "{fpdus:?}");
+        assert!(fpdus.iter().enumerate().all(|(i, (n, _))| *n == 6 + i as u64), "{fpdus:?}");
+    }
+
+    #[test]
+    fn a_cut_frame_that_is_sent_again_is_whole() {
+        let mut talk = Talk::started(NONE, NONE);
+        talk.push(CLIENT, ACK, &frame(&[write(1, 1000)], false, false));
+        let again = talk.sent[5].clone();
+        talk.sent[5].cut = 900;
+        talk.sent.push(again);
+        talk.push(CLIENT, ACK, &frame(&[write(2, 10)], false, false));
+        let fpdus = Capture::of(&talk.sent).fpdus();
+        assert_eq!(fpdus, [(7, "WRITE 0x1 1000 Zero".into()), (8, "WRITE 0x2 10 Zero".into())]);
+    }
+
+    #[test]
+    fn ports_are_used_again() {
+        let mut all = Vec::new();
+        for (i, isn) in [100_u32, 5_000_000, 90].into_iter().enumerate() {
+            let mut talk = Talk::open(isn, isn.wrapping_mul(77));
+            talk.push(CLIENT, ACK, &start(StartKind::Request, NONE));
+            talk.push(SERVER, ACK, &start(StartKind::Reply, NONE));
+            talk.push(CLIENT, ACK, &frame(&[write(i as u64, 4)], false, false));
+            match i {
+                0 => talk.push(CLIENT, RST, b"reset text"),
+                _ => {
+                    // With a FIN, or with nothing at all.
+                    talk.push(CLIENT, ACK | FIN, &[]);
+                }
+            }
+            // Nothing of this counts.
+            talk.push(CLIENT, ACK, &frame(&[write(9, 4)], false, false));
+            all.extend(talk.sent);
+        }
+        let capture = Capture::whole(&all);
+        assert_eq!(
+            words(&capture.fpdus()),
+            ["WRITE 0x0 4 Zero", "WRITE 0x1 4 Zero", "WRITE 0x2 4 Zero"]
+        );
+        assert_eq!(capture.told.len(), 9);
+    }
+
+    #[test]
+    fn a_syn_that_comes_twice_opens_once() {
+        let mut talk = Talk::started(NONE, NONE);
+        let again = talk.sent[0].clone();
+        talk.sent.insert(1, again.clone());
+        talk.push(CLIENT, ACK, &frame(&[write(1, 4)], false, false));
+        talk.sent.push(again);
+        talk.push(CLIENT, ACK, &frame(&[write(2, 4)], false, false));
+        assert_eq!(Capture::of(&talk.sent).told.len(), 4);
+    }
+
+    #[test]
+    fn a_connection_whose_syn_is_missing_between_the_same_ends() {
+        let mut talk = Talk::started(NONE, NONE);
+        talk.push(CLIENT, ACK, &frame(&[write(1, 4)], false, false));
+        let mut all = talk.sent;
+        // 3 GB away, either way.
+        for far in [0x6000_0000_u32, 0x9000_0000] {
+            let mut talk = Talk::under_way();
+            talk.next = talk.next.map(|next| next.wrapping_add(far));
+            for i in 1..=4 {
+                talk.push(CLIENT, ACK, &frame(&[write(i, 4)], false, true));
+            }
+            all.extend(talk.sent);
+        }
+        // The first of each is not believed.
+        let fpdus = Capture::of(&all).fpdus();
+        let three = ["WRITE 0x2 4 Good", "WRITE 0x3 4 Good", "WRITE 0x4 4 Good"];
+        assert_eq!(words(&fpdus), [&["WRITE 0x1 4 Zero"][..], &three, &three].concat());
+    }
+
+    #[test]
+    fn one_segment_out_of_nowhere_does_no_harm() {
+        let mut talk = Talk::started(NONE, NONE);
+        talk.push(CLIENT, ACK, &frame(&[write(1, 4)], false, false));
+        let mut stray = talk.sent[5].clone();
+        stray.seq = stray.seq.wrapping_add(0x5000_0000);
+        stray.ack = stray.ack.wrapping_add(0x5000_0000);
+        talk.sent.push(stray);
+        talk.push(CLIENT, ACK, &frame(&[write(2, 4)], false, false));
+        talk.push(SERVER, ACK, &frame(&[write(3, 4)], false, false));
+        assert_eq!(Capture::of(&talk.sent).fpdus().len(), 3);
+    }
+
+    #[test]
+    fn the_one_silent_for_longest_makes_room() {
+        let mut capture = Capture::bounded(3, 1 << 16);
+        let mut talks: Vec<Talk> = (0..4)
+            .map(|i| {
+                let mut talk = Talk::open(i, i);
+                talk.port = 1000 + i as u16;
+                talk.sent.iter_mut().for_each(|sent| sent.port = talk.port);
+                talk.push(CLIENT, ACK, &start(StartKind::Request, NONE));
+                talk.push(SERVER, ACK, &start(StartKind::Reply, NONE));
+                talk
+            })
+            .collect();
+        for i in [0, 1, 2, 0, 3] {
+            // 0 is heard again before 3 comes: 1 has to go.
+            let sent = core::mem::take(&mut talks[i].sent);
+            sent.iter().for_each(|sent| capture.take(sent));
+            talks[i].push(CLIENT, ACK, &frame(&[write(i as u64, 4)], false, false));
+        }
+        let before = capture.fpdus().len();
+        for i in [0, 2, 3, 1] {
+            let sent = core::mem::take(&mut talks[i].sent);
+            sent.iter().for_each(|sent| capture.take(sent));
+        }
+        let fpdus = capture.fpdus();
+        assert_eq!(before, 1);
+        assert_eq!(
+            words(&fpdus[1..]),
+            ["WRITE 0x0 4 Zero", "WRITE 0x2 4 Zero", "WRITE 0x3 4 Zero"]
+        );
+        assert_eq!((capture.streams.ids.len(), capture.streams.streams.len()), (3, 3));
+    }
+
+    #[test]
+    fn a_hundred_thousand_connections_cost_no_more_than_the_bound() {
+        let mut streams = Streams::new(50, 1000);
+        let mut out = Vec::new();
+        for i in 0..100_000_u32 {
+            let segment = Segment {
+                src: SocketAddr::from((i.to_be_bytes(), 1)),
+                dst: SocketAddr::from(([1, 2, 3, 4], 5)),
+                seq: i,
+                ack: 0,
+                flags: ACK,
+                payload: b"M",
+                wire_len: 1,
+            };
+            streams.handle_segment(u64::from(i) + 1, &segment, &mut out);
+        }
+        assert_eq!((streams.streams.len(), streams.ids.len(), out.len()), (50, 50, 0));
+        assert!(streams.heard.len() < 1000 && streams.held.len() <= 100);
+    }
+
+    #[test]
+    fn tiny_segments_out_of_order_stay_within_bound_and_time() {
+        let mut talk = Talk::started(NONE, NONE);
+        talk.push(CLIENT, ACK, &frame(&[write(1, 60_000)], false, false));
+        let big = talk.sent.pop().unwrap();
+        let mut capture = Capture::bounded(4, 300_000);
+        talk.sent.iter().for_each(|sent| capture.take(sent));
+        let mut one = big.clone();
+        for round in 0..4 {
+            // Every other octet, backwards; then all of them, again and again.
+            for at in (1..60_000).rev().filter(|at| at % 2 == round % 2) {
+                one.seq = big.seq.wrapping_add(at as u32);
+                one.payload = vec![big.payload[at]];
+                capture.take(&one);
+                let ahead = capture.streams.streams[0].flows.iter().map(|flow| flow.ahead.octets);
+                assert!(ahead.max() <= Some(300_000 + 200));
+            }
+            let tail = Sent {
+                seq: big.seq.wrapping_add(1),
+                payload: big.payload[1..].to_vec(),
+                ..big.clone()
+            };
+            capture.take(&tail);
+        }
+        assert!(capture.number > 120_000);
+    }
+
+    /// What of a direction is there, frame by frame: the model of reassembly.
+    fn completed_at(sent: &[Sent], side: usize, first: u32, ends: &[usize]) -> Vec<u64> {
+        let last = ends.last().copied().unwrap_or(0);
+        let mut have = vec![false; last];
+        let (mut prefix, mut out) = (0, Vec::new());
+        for (number, sent) in (1_u64..).zip(sent) {
+            if sent.side != side || sent.flags & SYN != 0 {
+                continue;
+            }
+            let at = sent.seq.wrapping_sub(first) as usize;
+            let end = (at + sent.payload.len()).min(last);
+            have[at.min(end)..end].fill(true);
+            while prefix < last && have[prefix] {
+                prefix += 1;
+            }
+            while out.len() < ends.len() && ends[out.len()] <= prefix {
+                out.push(number);
+            }
+        }
+        out
+    }
+
+    prop_compose! {
+        /// Lengths of payloads, sizes of segments, and how they are shuffled.
+        fn any_delivery()(
+            lens in prop::collection::vec(0_usize..900, 1..20),
+            cuts in prop::collection::vec(1_usize..700, 1..20),
+            moves in prop::collection::vec((any::<prop::sample::Index>(), 0_usize..6), 0..30),
+            copies in prop::collection::vec((any::<prop::sample::Index>(), 0_usize..6, 0_u32..300), 0..8),
+            isn: u32, markers: bool, crc: bool,
+        ) -> (Talk, Vec<Sent>, Vec<Vec<u8>>, bool, bool) {
+            let ulpdus = mixed(lens.len(), |i| lens[i - 1]);
+            let mut talk = Talk::open(isn, !isn);
+            let flags = |markers| {
+                let mut flags = NONE;
+                flags.set(StartFlags::MARKERS, markers);
+                flags.set(StartFlags::CRC, crc);
+                flags
+            };
+            talk.push(CLIENT, ACK, &start(StartKind::Request, flags(false)));
+            talk.push(SERVER, ACK, &start(StartKind::Reply, flags(markers)));
+            let begin = talk.sent.len();
+            let octets = frame(&ulpdus, markers, crc);
+            let (mut rest, mut cuts) = (&octets[..], cuts.iter().cycle());
+            while let Some(cut) = cuts.next().filter(|_| !rest.is_empty()) {
+                let (part, after) = rest.split_at((*cut).min(rest.len()));
+                talk.push(CLIENT, ACK, part);
+                rest = after;
+            }
+            let mut sent = talk.sent[begin..].to_vec();
+            for (from, by) in &moves {
+                let from = from.index(sent.len());
+                let one = sent.remove(from);
+                sent.insert((from + by).min(sent.len()), one);
+            }
+            // Later copies, some longer to the front.
+            for (from, by, more) in &copies {
+                let from = from.index(sent.len());
+                let mut copy = sent[from].clone();
+                let first = talk.sent[begin].seq;
+                let more = (*more).min(copy.seq.wrapping_sub(first));
+                let at = copy.seq.wrapping_sub(first) as usize;
+                copy.seq = copy.seq.wrapping_sub(more);
+                copy.payload.splice(..0, octets[at - more as usize..at].iter().copied());
+                sent.insert((from + 1 + by).min(sent.len()), copy);
+            }
+            let sent = talk.sent[..begin].iter().cloned().chain(sent).collect();
+            (talk, sent, ulpdus, markers, crc)
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_order_gives_what_the_right_one_gives(
+            (talk, sent, ulpdus, markers, crc) in any_delivery(), reply_last: bool,
+        ) {
+            let mut sent = sent;
+            if reply_last && !markers {
+                // The capture shows the answer after what it answers to.
+                let reply = sent.remove(4);
+                sent.push(reply);
+            }
+            let capture = Capture::whole(&sent);
+            let state = if crc { "Good" } else { "Zero" };
+            let want: Vec<String> = ulpdus
+                .iter()
+                .enumerate()
+                .map(|(i, ulpdu)| match (i + 1) % 2 {
+                    0 => format!("WRITE {:#x} {} {state}", i + 1, ulpdu.len() - 14),
+                    _ => format!("SEND {} {} {state}", i + 1, ulpdu.len() - 18),
+                })
+                .collect();
+            let fpdus = capture.fpdus();
+            prop_assert_eq!(words(&fpdus), want.iter().map(|w| &w[..]).collect::<Vec<_>>());
+            let mut ends = vec![];
+            for i in 1..=ulpdus.len() {
+                ends.push(frame(&ulpdus[..i], markers, crc).len());
+            }
+            let first = talk.sent[5].seq;
+            let numbers: Vec<u64> = fpdus.iter().map(|(number, _)| *number).collect();
+            prop_assert_eq!(numbers, completed_at(&sent, CLIENT, first, &ends));
+            prop_assert_eq!(capture.streams.oldest_undecided(), None);
+        }
+
+        #[test]
+        fn whatever_is_lost_the_rest_is_true(
+            (_, sent, ulpdus, _, crc) in any_delivery(),
+            lost in prop::collection::vec(any::<prop::sample::Index>(), 1..5),
+            decide in prop::option::of(0_u64..40), acked: bool,
+        ) {
+            let mut sent = sent;
+            for lost in &lost {
+                sent.remove(lost.index(sent.len()));
+            }
+            if acked && let Some(last) = sent.last().cloned() {
+                let ack = last.seq.wrapping_add(last.payload.len() as u32);
+                sent.push(Sent { side: SERVER, ack, seq: last.ack, flags: ACK, payload: vec![], ..last });
+            }
+            let mut capture = Capture::new();
+            for sent in &sent {
+                capture.take(sent);
+                if decide == Some(capture.number % 40) {
+                    capture.decide(capture.number - 1);
+                }
+            }
+            capture.decide(u64::MAX);
+            // Each is one that was sent, and they rise.
+            let mut left = ulpdus.iter().enumerate().map(|(i, ulpdu)| match (i + 1) % 2 {
+                0 => format!("WRITE {:#x} {}", i + 1, ulpdu.len() - 14),
+                _ => format!("SEND {} {}", i + 1, ulpdu.len() - 18),
+            });
+            for (_, found) in capture.fpdus() {
+                prop_assert!(left.any(|sent| found.starts_with(&sent)), "{found}");
+                prop_assert!(!crc || found.ends_with("Good"), "{found}");
+            }
+        }
+
+        #[test]
+        fn any_segments_do_no_harm(
+            segments in prop::collection::vec(
+                (0_usize..2, 0_u32..5000, 0_u32..5000, any::<u8>(), 0_usize..600, 0_usize..900, any::<bool>()),
+                0..60,
+            ),
+            octets in prop::collection::vec(any::<u8>(), 1500),
+            decide in 1_u64..20,
+        ) {
+            let mut capture = Capture::bounded(2, 4000);
+            let good = frame(&mixed(40, |i| i * 3), false, false);
+            for (side, seq, ack, flags, from, len, noise) in segments {
+                let source = if noise { &octets } else { &good };
+                let payload = source[from..from + len].to_vec();
+                // SYN, FIN and RST less often than not.
+                let flags = if flags < 200 { ACK } else { flags };
+                let cut = (payload.len() as u32 / 2) * u32::from(flags & 0x40 != 0);
+                let port = u16::from(seq % 50 == 0) + u16::from(seq % 70 == 0);
+                capture.take(&Sent { side, seq: seq.wrapping_sub(2000), ack, flags, payload, cut, port });
+                if capture.number.is_multiple_of(decide) {
+                    capture.decide(capture.number - 1);
+                }
+            }
+            capture.decide(u64::MAX);
+            prop_assert_eq!(capture.streams.oldest_undecided(), None);
+        }
     }
 }

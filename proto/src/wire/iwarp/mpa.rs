@@ -381,7 +381,7 @@ mod tests {
             let error = Start::parse(&with_length(0x50, 2, length)).unwrap_err();
             assert_eq!(error.offset, 18);
             assert!(
-                matches!(error.problem, Problem::Field { found, .. } if found == length.into())
+                matches!(error.problem, Problem::Field { found, .. } if found == u64::from(length))
             );
             // Without S, or before revision 2, nothing is missing.
             for (flags, revision) in [(0x40, 2), (0x50, 1), (0x50, 0)] {
