@@ -16,10 +16,18 @@ use userdma_fuzz::FOLDER;
 use userdma_proto::{
     dissect::{Dissector, Options, capture::Reader},
     wire::{
-        iwarp::mpa::{Start, StartFlags},
-        roce::{UDP_PORT, opcode::Opcode},
+        ib::{lrh::Lrh, vcrc::vcrc},
+        ids::{Gid, Msn, PKey, Psn, Qpn, Stag},
+        iwarp::{
+            ddp::UntaggedHeader,
+            fpdu::{self, MarkerEncoder},
+            mpa::{Start, StartFlags, StartKind},
+            rdmap,
+        },
+        roce::{UDP_PORT, bth::Bth, grh::Grh, icrc::Icrc, opcode::Opcode},
     },
 };
+use zerocopy::IntoBytes;
 
 /// Captures longer than this are cut behind a frame.
 const MOST_OCTETS: usize = 5000;
@@ -239,6 +247,9 @@ fn files(captures: &[Capture]) {
     seed("dissect_file", "pcapng_every_block", &[&PLAIN, &pcapng(req, data)]);
     seed("dissect_file", "tunnels_and_links", &[&PLAIN, &tunnels(data)]);
     seed("dissect_file", "ip_fragments", &[&PLAIN, &fragments(req)]);
+    seed("dissect_file", "link_layers", &[&PLAIN, &links(data)]);
+    seed("dissect_file", "ipv6_extensions", &[&PLAIN, &extensions(data)]);
+    seed("dissect_file", "iwarp_with_markers", &[&PLAIN, &marked()]);
 }
 
 fn pcap_header(link: u16) -> Vec<u8> {
@@ -319,6 +330,141 @@ fn tunnels(frame: &[u8]) -> Vec<u8> {
         [macs, &[0x88, 0x08, 1, 1, 0, 8], &[0; 42]].concat(),
     ] {
         pcap_record(&mut out, &frame);
+    }
+    out
+}
+
+/// A RoCE packet on every link layer but Ethernet; RoCEv1, and InfiniBand with a GRH and without.
+fn links(frame: &[u8]) -> Vec<u8> {
+    let ip = &frame[14..];
+    let (len, gid) = (48u16, Gid([0xfe; 16]));
+    let bth = Bth::new(Opcode(4), PKey(0xffff), Qpn(2), Psn::new(7));
+    let packet = |front: &[&[u8]], mut icrc: Icrc| {
+        icrc.update(&[9; 32]);
+        [&front.concat()[..], bth.as_bytes(), &[9; 32], &icrc.finish()].concat()
+    };
+    let grh = Grh::new(gid, gid, len);
+    let short = Lrh::new(2, 1, 2, 8 + usize::from(len));
+    let long = Lrh::new(3, 1, 2, 48 + usize::from(len));
+    let v1 = packet(&[grh.as_bytes()], Icrc::grh(&grh, &bth));
+    let ib = |octets: Vec<u8>| [&octets[..], &vcrc(&octets)].concat();
+    let local = ib(packet(&[short.as_bytes()], Icrc::ib(&short, None, &bth)));
+    let global = ib(packet(&[long.as_bytes(), grh.as_bytes()], Icrc::ib(&long, Some(&grh), &bth)));
+    // ERF: time, kind, flags, length of the record, lost, length on the wire.
+    let erf = |kind: u8, pad: &[u8], octets: &[u8]| {
+        let (len, wire) = ((16 + pad.len() + octets.len()) as u16, octets.len() as u16);
+        let front = [&[0, 0, 0, 0x80, 0, 0xf1, 0x53, 0x65, kind, 4][..], &len.to_be_bytes()];
+        [&front.concat()[..], &[0, 0], &wire.to_be_bytes(), pad, octets].concat()
+    };
+    let frames = [
+        (0, [&[2, 0, 0, 0], ip].concat()),
+        (108, [&[0, 0, 0, 2], ip].concat()),
+        (101, ip.to_vec()),
+        (113, [&[0, 0, 0, 1, 0, 6, 1, 2, 3, 4, 5, 6, 0, 0, 8, 0], ip].concat()),
+        (276, [&[8, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 6, 1, 2, 3, 4, 5, 6, 0, 0], ip].concat()),
+        (1, [&frame[..12], &[0x89, 0x15], &v1].concat()),
+        (247, local.clone()),
+        (247, global.clone()),
+        (197, erf(21, &[], &local)),
+        (197, erf(21, &[], &global)),
+        (197, erf(2, &[0, 0], frame)),
+        // With an extension header.
+        (197, erf(2 | 0x80, &[1, 0, 0, 0, 0, 0, 0, 0, 0, 0], frame)),
+    ];
+    // Link types whose octets in front of the frame are no header of the frame.
+    let other = [123, 140, 144, 177, 196, 201, 204, 209, 245, 254].map(|link| (link, vec![1; 20]));
+    let mut out = Vec::new();
+    let mut block = |kind: u32, body: &[u8]| {
+        let len = (12 + body.len().next_multiple_of(4) as u32).to_le_bytes();
+        out.extend([kind.to_le_bytes(), len].concat());
+        out.extend(body);
+        out.resize(out.len().next_multiple_of(4), 0);
+        out.extend(len);
+    };
+    block(0x0a0d_0d0a, &[&[0x4d, 0x3c, 0x2b, 0x1a, 1, 0, 0, 0][..], &[0xff; 8]].concat());
+    for (n, (link, frame)) in frames.into_iter().chain(other).enumerate() {
+        block(1, &[u32::from(link as u16).to_le_bytes(), [0; 4]].concat());
+        let len = (frame.len() as u32).to_le_bytes();
+        let front = [(n as u32).to_le_bytes(), [0; 4], [9; 4], len, len];
+        block(6, &[&front.concat()[..], &frame].concat());
+    }
+    out
+}
+
+/// UDP behind IPv6 extension headers: hop-by-hop, routing, authentication, fragments, destination.
+fn extensions(frame: &[u8]) -> Vec<u8> {
+    let (macs, udp) = (&frame[..12], &frame[34..]);
+    let ip = |next: u8, body: &[u8]| {
+        let len = (body.len() as u16).to_be_bytes();
+        let front = [0x60, 0, 0, 0, len[0], len[1], next, 64];
+        [macs, &[0x86, 0xdd], &front, &[0xfd; 32], body].concat()
+    };
+    let eight = |next: u8, rest: &[u8]| [&[next, 0, 1, 4, 0, 0, 0, 0], rest].concat();
+    let authentication = [&[17, 2, 0, 0][..], &[7; 12], udp].concat();
+    let piece = |offset: u8, more: u8, octets: &[u8]| {
+        ip(44, &[&[17, 0, 0, offset | more, 0, 0, 0, 1], octets].concat())
+    };
+    let (first, second) = udp.split_at(24);
+    let mut out = pcap_header(1);
+    for frame in [
+        ip(0, &eight(43, &eight(60, &eight(17, udp)))),
+        ip(51, &authentication),
+        ip(60, &eight(51, &authentication)),
+        piece(24, 0, second),
+        piece(0, 1, first),
+    ] {
+        pcap_record(&mut out, &frame);
+    }
+    out
+}
+
+/// A connection whose streams have markers, and one whose start is missing.
+fn marked() -> Vec<u8> {
+    let mut out = pcap_header(1);
+    for (port, whole) in [(7174u16, true), (7175, false)] {
+        let (mut seqs, mut encoders) = ([100u32, 900], [true, true].map(MarkerEncoder::new));
+        let mut segment = |from: usize, flags: u8, payload: &[u8]| {
+            let len = (40 + payload.len() as u16).to_be_bytes();
+            let ends = [[10, 0, 0, 1], [10, 0, 0, 2]];
+            let ports = [40_000u16.to_be_bytes(), port.to_be_bytes()];
+            let frame = [
+                &[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0, 0x45, 0, len[0], len[1]][..],
+                &[0, 0, 0x40, 0, 64, 6, 0, 0],
+                &ends[from],
+                &ends[1 - from],
+                &ports[from],
+                &ports[1 - from],
+                &seqs[from].to_be_bytes(),
+                &seqs[1 - from].to_be_bytes(),
+                &[0x50, flags, 0x20, 0, 0, 0, 0, 0],
+                payload,
+            ];
+            pcap_record(&mut out, &frame.concat());
+            seqs[from] += payload.len() as u32 + u32::from(flags & 3 != 0);
+        };
+        if whole {
+            segment(0, 2, &[]);
+            segment(1, 0x12, &[]);
+            for (from, kind) in [StartKind::Request, StartKind::Reply].into_iter().enumerate() {
+                let (flags, mut frame) = (StartFlags::MARKERS | StartFlags::CRC, Vec::new());
+                Start { kind, flags, revision: 1, enhanced: None, private_data: b"hi" }
+                    .emit(&mut frame);
+                segment(from, 0x18, &frame);
+            }
+        }
+        for msn in 1..6 {
+            for (from, encoder) in encoders.iter_mut().enumerate() {
+                let header =
+                    UntaggedHeader::new(rdmap::Opcode::SEND, true, 0, Msn(msn), 0, Stag(0));
+                let (mut plain, mut stream) = (Vec::new(), Vec::new());
+                let start = fpdu::begin(&mut plain);
+                plain.extend([header.as_bytes(), &[msn as u8; 180]].concat());
+                fpdu::finish(&mut plain, start, true);
+                encoder.push(&plain, &mut stream);
+                segment(from, 0x18, &stream);
+            }
+        }
+        segment(0, 0x11, &[]);
     }
     out
 }
