@@ -559,11 +559,11 @@ fn mad(line: &mut Line, octets: &[u8]) {
         line.byte(b' ');
         name(line, attribute_name(class, attribute), attribute.into(), 4);
     });
-    if mad.header.status.get() != 0 {
+    if mad.header.status() != 0 {
         line.text("  ");
         line.paint(Style::Warn, |line| {
             line.text("status ");
-            line.hex_of(mad.header.status.get().into(), 4);
+            line.hex_of(mad.header.status().into(), 4);
         });
     }
     match mad.cm() {
@@ -1098,6 +1098,12 @@ mod tests {
         assert_eq!(told(&octets), "  SA Get PathRecord");
         octets[5] = 0x1c;
         assert_eq!(told(&octets), "  SA Get PathRecord  status 0x001c");
+        // GetResp of a directed-route SMP: bit 15 is its direction, and no status.
+        let mut smp = octets;
+        (smp[1], smp[2], smp[3], smp[4], smp[5], smp[17]) = (0x81, 1, 0x81, 0x80, 0, 0x11);
+        assert_eq!(told(&smp), "  SMP_DIRECTED GetResp NodeInfo");
+        smp[5] = 0x04;
+        assert_eq!(told(&smp), "  SMP_DIRECTED GetResp NodeInfo  status 0x0004");
         // A CM message that was cut, an attribute and a class that nobody knows.
         (octets[1], octets[5], octets[17]) = (7, 0, 0x10);
         let cut = told(&octets[..100]);
