@@ -267,8 +267,8 @@ pub struct Start {
     pub revision: u8,
     /// Queue depths of revision 2.
     pub enhanced: Option<Enhanced>,
-    /// IRD and ORD that a revision 1 program may have put into its private data, and whether in
-    /// little-endian order; a guess.
+    /// IRD and ORD that a revision 1 program may have put into its private data, in either byte
+    /// order: a guess, see [`crate::wire::iwarp::mpa::legacy_ird_ord`].
     pub legacy_ird_ord: Option<(u32, u32)>,
     /// The program's private data.
     pub private_data: Vec<u8>,
