@@ -269,6 +269,11 @@ impl Connection {
         matches!(self.halves[side].state, State::Search) && self.halves[side].flags.is_none()
     }
 
+    /// What is kept of both directions, in octets, roughly.
+    pub(super) fn octets(&self) -> usize {
+        self.halves.iter().map(|half| half.backlog.kept()).sum()
+    }
+
     /// Whether the connection is MPA.
     pub(super) const fn is_known(&self) -> bool {
         self.known
@@ -1247,6 +1252,11 @@ impl Backlog {
 
     const fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// What it takes, in octets.
+    fn kept(&self) -> usize {
+        self.octets.len() + self.arrivals.len() * size_of::<Arrival>()
     }
 
     /// Appends octets that follow those that are here.
