@@ -393,6 +393,7 @@ fn cm(out: &mut impl Fields, message: &Message<'_>) {
             if m.alternate != Path::default() {
                 path(out, "alternate", &m.alternate);
             }
+            out.value("sap_supported", Bool(m.sap_supported));
         }
         Message::Mra(m) => {
             out.value("local_comm_id", id(m.local_comm_id));
@@ -417,6 +418,7 @@ fn cm(out: &mut impl Fields, message: &Message<'_>) {
             out.value("qkey", Key(m.qkey.0, 8));
             out.value("qpn", Key(m.qpn.0, 6));
             out.value("eecn", Key(m.eecn, 6));
+            out.value("vendor_id", Key(m.vendor_id, 6));
             out.value("start_psn", Num(m.start_psn.get().into()));
             out.value("responder_resources", Num(m.responder_resources.into()));
             out.value("initiator_depth", Num(m.initiator_depth.into()));

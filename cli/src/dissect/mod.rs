@@ -1,13 +1,14 @@
 //! `userdma dissect`: what RDMA a capture carries, frame by frame.
 //!
 //! Decoding is [`userdma_proto::dissect`]'s. Here is what reads and prints: [`stream`] opens
-//! inputs and sends lines out, [`text`] and [`iwarp`] tell a frame in a line, [`fields`] tells all
-//! of its fields to [`json`] or, for `-v`, to [`tree`].
+//! inputs and sends lines out, [`text`], [`mad`] and [`iwarp`] tell a frame in a line, [`fields`]
+//! tells all of its fields to [`json`] or, for `-v`, to [`tree`].
 
 mod fields;
 mod iwarp;
 mod json;
 mod line;
+mod mad;
 #[cfg(test)]
 mod sample;
 mod stream;

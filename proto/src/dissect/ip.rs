@@ -185,8 +185,9 @@ impl Walk<'_> {
         // Not by etherparse's iterator: after a header that is not whole it reads on.
         let mut next_header = header.next_header();
         let mut next_header_at = 6;
+        let payload_len = payload.len();
         loop {
-            let at = octets.len() - rest.len() + (rest.len() - payload.len());
+            let at = fixed.len() + (payload_len - payload.len());
             match next_header {
                 ip_number::IPV6_HOP_BY_HOP
                 | ip_number::IPV6_ROUTE
@@ -565,6 +566,28 @@ mod tests {
         octets[18..20].copy_from_slice(&[0, 0]);
         let frame = dissect(&octets);
         assert_eq!((frame.tcp.unwrap().payload_len, frame.error), (40, None));
+    }
+
+    #[test]
+    fn what_follows_an_ipv6_packet_does_not_count_as_headers() {
+        // A frame check sequence that was captured too.
+        let packet = sealed(true, 0, 6, 1, &[7; 1024]);
+        let datagram = udp(4791, &packet);
+        let cut = |from: usize, to: usize| {
+            let mut header = hex!("11000000 00000009").to_vec();
+            header[2..4].copy_from_slice(&(from as u16).to_be_bytes());
+            header[3] |= u8::from(to < datagram.len());
+            let options = hex!("2c 00 0104 00000000");
+            let mut frame = frame6(0, &[&options[..], &header, &datagram[from..to]].concat());
+            frame.extend(hex!("01020304"));
+            frame
+        };
+        let frames = dissect_all(&[(&cut(0, 400), 9999), (&cut(400, datagram.len()), 9999)]);
+        assert_eq!(
+            (stack(&frames[1]), &frames[1].error),
+            (vec!["eth", "ipv6", "udp", "bth"], &None)
+        );
+        assert_eq!(frames[1].roce[0].payload_len, 1024);
     }
 
     #[test]

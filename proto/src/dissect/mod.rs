@@ -267,8 +267,8 @@ pub struct Start {
     pub revision: u8,
     /// Queue depths of revision 2.
     pub enhanced: Option<Enhanced>,
-    /// IRD and ORD that a revision 1 program may have put into its private data, and whether in
-    /// little-endian order; a guess.
+    /// IRD and ORD that a revision 1 program may have put into its private data, in either byte
+    /// order: a guess, see [`crate::wire::iwarp::mpa::legacy_ird_ord`].
     pub legacy_ird_ord: Option<(u32, u32)>,
     /// The program's private data.
     pub private_data: Vec<u8>,
@@ -368,8 +368,11 @@ pub struct Options {
     pub roce_ports: SmallVec<[u16; 4]>,
     /// TCP streams that are followed at a time; beyond, the one silent for longest is given up.
     pub max_streams: usize,
-    /// Octets that one stream may hold back (gaps, FPDUs that are not whole).
+    /// Octets that one direction of a stream may hold back behind a gap.
     pub max_stream_octets: usize,
+    /// Octets that all streams together may hold back (gaps, FPDUs that are not whole); beyond, the
+    /// stream at hand gives up what it holds.
+    pub max_streams_octets: usize,
     /// Octets that all fragments of IP datagrams may hold.
     pub max_fragment_octets: usize,
     /// Frames that wait for the verdict about a stream.
@@ -382,6 +385,7 @@ impl Default for Options {
             roce_ports: SmallVec::from_slice(&[crate::wire::roce::UDP_PORT]),
             max_streams: 65_536,
             max_stream_octets: 16 << 20,
+            max_streams_octets: 256 << 20,
             max_fragment_octets: 16 << 20,
             max_waiting: 1024,
         }
@@ -411,7 +415,11 @@ impl Dissector {
     /// One that has seen nothing.
     pub fn new(options: Options) -> Self {
         Self {
-            streams: tcp::Streams::new(options.max_streams, options.max_stream_octets),
+            streams: tcp::Streams::new(tcp::Bounds {
+                streams: options.max_streams,
+                stream_octets: options.max_stream_octets,
+                all_octets: options.max_streams_octets,
+            }),
             fragments: fragments::Fragments::new(options.max_fragment_octets),
             waiting: VecDeque::new(),
             done: Vec::new(),

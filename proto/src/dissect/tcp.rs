@@ -6,7 +6,8 @@
 //!
 //! A gap has an end: the missing octets come (later, or again); or the other side acknowledges
 //! them, so that it was the capture that lost them; or the capture cut the frame that had them; or
-//! too much waits behind it. In the last three cases the stream goes on behind the gap.
+//! too much waits behind it; or frames can wait no longer, and nothing of the other side is in the
+//! capture that could acknowledge. In the last four cases the stream goes on behind the gap.
 
 use alloc::{
     boxed::Box,
@@ -41,11 +42,23 @@ pub(super) struct Segment<'a> {
     pub(super) wire_len: u32,
 }
 
+/// What streams may take.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bounds {
+    /// Connections followed at a time.
+    pub(super) streams: usize,
+    /// Octets that one direction keeps behind gaps.
+    pub(super) stream_octets: usize,
+    /// Octets that all of them keep, behind gaps and of FPDUs that are not whole or not proven.
+    pub(super) all_octets: usize,
+}
+
 /// All streams of a capture.
 #[derive(Debug)]
 pub(super) struct Streams {
-    max_streams: usize,
-    max_octets: usize,
+    bounds: Bounds,
+    /// What all streams hold, in octets, roughly.
+    octets: usize,
     /// Where in `streams` a connection is; the lower end comes first.
     ids: HashMap<(SocketAddr, SocketAddr), usize>,
     streams: Vec<Stream>,
@@ -57,11 +70,11 @@ pub(super) struct Streams {
 }
 
 impl Streams {
-    /// Follows `max_streams` connections, each of which keeps `max_octets` behind gaps.
-    pub(super) fn new(max_streams: usize, max_octets: usize) -> Self {
+    /// No connection yet; at least one is followed.
+    pub(super) fn new(bounds: Bounds) -> Self {
         Self {
-            max_streams: max_streams.max(1),
-            max_octets,
+            bounds: Bounds { streams: bounds.streams.max(1), ..bounds },
+            octets: 0,
             ids: HashMap::new(),
             streams: Vec::new(),
             heard: VecDeque::new(),
@@ -80,8 +93,12 @@ impl Streams {
             ((segment.dst, segment.src), 1)
         };
         let id = self.stream(ends, out);
-        self.streams[id].handle(side, number, segment, self.max_octets, out);
+        self.streams[id].handle(side, number, segment, self.bounds.stream_octets, out);
         self.update(id);
+        if self.octets > self.bounds.all_octets {
+            self.streams[id].let_go(out);
+            self.update(id);
+        }
     }
 
     /// The lowest frame number that something may still be added to.
@@ -130,7 +147,7 @@ impl Streams {
     /// A place for a new stream: where there is no room, that of the one silent for longest.
     fn open(&mut self, ends: (SocketAddr, SocketAddr), out: &mut Out) -> usize {
         let id = self.streams.len();
-        if id < self.max_streams {
+        if id < self.bounds.streams {
             self.streams.push(Stream::new(ends));
             self.ids.insert(ends, id);
             return id;
@@ -150,9 +167,12 @@ impl Streams {
         silent
     }
 
-    /// Keeps `held` up to date.
+    /// Keeps `held` and `octets` up to date.
     fn update(&mut self, id: usize) {
         let stream = &mut self.streams[id];
+        let octets = stream.octets();
+        self.octets = self.octets - stream.counted + octets;
+        stream.counted = octets;
         for side in 0..2 {
             let held = stream.hold(side);
             if held == stream.held[side] {
@@ -179,12 +199,16 @@ struct Stream {
     mpa: mpa::Connection,
     /// What [`Streams::held`] has of it.
     held: [Option<u64>; 2],
+    /// What [`Streams::octets`] has of it.
+    counted: usize,
 }
 
 /// One direction. Places in the stream are sequence numbers that do not wrap: their low 32 bits
 /// are those on the wire.
 #[derive(Debug, Default)]
 struct Flow {
+    /// Whether anything of this direction is in the capture.
+    heard: bool,
     /// The next octet in order; `None` before the first segment.
     next: Option<u64>,
     /// The first octet, where its SYN was seen.
@@ -246,6 +270,21 @@ impl Stream {
             flows: Default::default(),
             mpa: mpa::Connection::default(),
             held: [None; 2],
+            counted: 0,
+        }
+    }
+
+    /// What it holds, in octets, roughly.
+    fn octets(&self) -> usize {
+        let ahead: usize = self.flows.iter().map(|flow| flow.ahead.octets).sum();
+        ahead + self.mpa.octets()
+    }
+
+    /// Gives up all that it holds: what comes is looked at anew.
+    fn let_go(&mut self, out: &mut Out) {
+        for side in 0..2 {
+            self.flush(side, out);
+            self.mpa.stop(side, out);
         }
     }
 
@@ -258,6 +297,7 @@ impl Stream {
         out: &mut Out,
     ) {
         let &Segment { seq, ack, flags, payload, wire_len, .. } = segment;
+        self.flows[side].heard = true;
         if flags & RST != 0 {
             // Its payload, if any, is no part of the stream.
             return self.end(out);
@@ -531,6 +571,11 @@ impl Stream {
     }
 
     fn decide(&mut self, side: usize, number: u64, out: &mut Out) {
+        let flow = &self.flows[side];
+        let waits = flow.ahead.first_frame_after(flow.released).is_some_and(|n| n <= number);
+        if waits && !self.flows[1 - side].heard {
+            self.flush(side, out);
+        }
         let flow = &mut self.flows[side];
         flow.released = flow.released.max(number);
         self.mpa.decide(side, number, out);
@@ -556,7 +601,8 @@ impl Flow {
 
     /// One for another connection.
     fn again(&self) -> Self {
-        Self { released: self.released, stamp: self.stamp, ..Self::default() }
+        let Self { heard, released, stamp, .. } = *self;
+        Self { heard, released, stamp, ..Self::default() }
     }
 
     /// The frame to tell at what frame `number` brought: itself, if it still waits.
@@ -736,7 +782,11 @@ pub(super) mod tests {
         }
 
         pub(in crate::dissect) fn bounded(max_streams: usize, max_octets: usize) -> Self {
-            let streams = Streams::new(max_streams, max_octets);
+            let streams = Streams::new(Bounds {
+                streams: max_streams,
+                stream_octets: max_octets,
+                all_octets: usize::MAX,
+            });
             Self { streams, number: 0, gone: 0, waited: 0, told: Vec::new() }
         }
 
@@ -1028,6 +1078,24 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn where_only_one_direction_was_captured_a_forced_verdict_gives_gaps_up() {
+        // Nobody acknowledges: what waits behind a gap would be gone before it ends.
+        let mut talk = Talk::under_way();
+        for i in 1..=100 {
+            talk.push(CLIENT, ACK, &frame(&[write(i, 400)], false, true));
+        }
+        talk.sent.remove(20);
+        let mut capture = Capture::new();
+        for sent in &talk.sent {
+            capture.take(sent);
+            capture.decide(capture.number.saturating_sub(10));
+        }
+        let fpdus = capture.fpdus();
+        assert_eq!(fpdus.len(), 99, "{:?}", capture.described());
+        assert!((1..).zip(&fpdus).all(|(at, (number, _))| *number == at), "{fpdus:?}");
+    }
+
+    #[test]
     fn a_forced_verdict_does_not_lose_what_is_retransmitted() {
         let mut talk = Talk::started(NONE, NONE);
         for i in 1..=4 {
@@ -1178,7 +1246,8 @@ pub(super) mod tests {
 
     #[test]
     fn a_hundred_thousand_connections_cost_no_more_than_the_bound() {
-        let mut streams = Streams::new(50, 1000);
+        let bounds = Bounds { streams: 50, stream_octets: 1000, all_octets: 100_000 };
+        let mut streams = Streams::new(bounds);
         let mut out = Vec::new();
         for i in 0..100_000_u32 {
             let segment = Segment {
@@ -1194,6 +1263,34 @@ pub(super) mod tests {
         }
         assert_eq!((streams.streams.len(), streams.ids.len(), out.len()), (50, 50, 0));
         assert!(streams.heard.len() < 1000 && streams.held.len() <= 100);
+    }
+
+    #[test]
+    fn all_streams_together_have_a_bound() {
+        for gap in [true, false] {
+            let mut capture = Capture::bounded(200, 1 << 20);
+            capture.streams.bounds.all_octets = 100_000;
+            for port in 0..200 {
+                let mut talk = Talk::started(NONE, NONE);
+                talk.push(CLIENT, ACK, &frame(&[write(1, 8)], false, false));
+                // An FPDU without its end, or octets behind a gap.
+                let octets = frame(&[write(2, 5000)], false, false);
+                talk.push(CLIENT, ACK, &octets[..4000]);
+                if gap {
+                    talk.sent.remove(5);
+                }
+                for sent in &mut talk.sent {
+                    sent.port = port;
+                    capture.take(sent);
+                    let held = capture.streams.streams.iter().map(Stream::octets).sum();
+                    assert_eq!(capture.streams.octets, held);
+                    assert!(held <= 100_000, "{held}");
+                }
+            }
+            assert!(capture.streams.octets > 50_000);
+            capture.decide(u64::MAX);
+            assert_eq!(capture.streams.octets, 0);
+        }
     }
 
     #[test]

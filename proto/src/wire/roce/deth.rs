@@ -15,9 +15,6 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, network_
 use super::u24;
 use crate::wire::ids::{QKey, Qpn};
 
-/// The well-known key of queue pair 1, which takes management datagrams (IBTA vol. 1, 3.9.4.1).
-pub const QKEY_GSI: QKey = QKey(0x8001_0000);
-
 /// Datagram extended transport header.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
@@ -60,6 +57,7 @@ impl Deth {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::mad::{GSI_QKEY, GSI_QPN};
     use hex_literal::hex;
     use proptest::prelude::*;
 
@@ -67,10 +65,10 @@ mod tests {
     fn example() {
         // Of every management datagram.
         let wire = hex!("80010000 00 000001");
-        let deth = Deth::new(QKEY_GSI, Qpn(1));
+        let deth = Deth::new(GSI_QKEY, GSI_QPN);
         assert_eq!(deth.as_bytes(), wire);
         let found = Deth::read_from_bytes(&wire).unwrap();
-        assert_eq!((found, found.qkey(), found.src_qp()), (deth, QKEY_GSI, Qpn(1)));
+        assert_eq!((found, found.qkey(), found.src_qp()), (deth, GSI_QKEY, GSI_QPN));
     }
 
     proptest! {

@@ -684,6 +684,20 @@ mod tests {
     }
 
     #[test]
+    fn bits_of_the_icrc_are_as_others_at_every_length() {
+        // How far the ICRC is from Identification depends on the length; of all other bits the two
+        // tests above have every distance.
+        for len in 16..=9000 {
+            for bit in 0..32 {
+                assert_eq!(recover(1 << bit, len, true, false), None, "{len} {bit}");
+                let place = (len - 4 + bit / 8, bit as u32 % 8);
+                let passes = recover(1 << bit, len, true, true).is_some();
+                assert_eq!(passes, TWO.contains(&place), "{len} {bit}");
+            }
+        }
+    }
+
+    #[test]
     fn bits_flipped_in_earnest() {
         // The same without any arithmetic but the CRC's own.
         let sent = Identification { identification: 0xbeef, dont_fragment: true };
