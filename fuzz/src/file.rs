@@ -45,7 +45,6 @@ pub fn dissect_file(data: &[u8]) {
         let narrow = Options {
             max_streams: 1 + bound % 4,
             max_stream_octets: bound * 16,
-            max_streams_octets: bound * 64,
             max_fragment_octets: bound * 16,
             max_waiting: bound % 8,
             ..Options::default()

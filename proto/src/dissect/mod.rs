@@ -368,11 +368,8 @@ pub struct Options {
     pub roce_ports: SmallVec<[u16; 4]>,
     /// TCP streams that are followed at a time; beyond, the one silent for longest is given up.
     pub max_streams: usize,
-    /// Octets that one direction of a stream may hold back behind a gap.
+    /// Octets that one stream may hold back (gaps, FPDUs that are not whole).
     pub max_stream_octets: usize,
-    /// Octets that all streams together may hold back (gaps, FPDUs that are not whole); beyond, the
-    /// stream at hand gives up what it holds.
-    pub max_streams_octets: usize,
     /// Octets that all fragments of IP datagrams may hold.
     pub max_fragment_octets: usize,
     /// Frames that wait for the verdict about a stream.
@@ -385,7 +382,6 @@ impl Default for Options {
             roce_ports: SmallVec::from_slice(&[crate::wire::roce::UDP_PORT]),
             max_streams: 65_536,
             max_stream_octets: 16 << 20,
-            max_streams_octets: 256 << 20,
             max_fragment_octets: 16 << 20,
             max_waiting: 1024,
         }
@@ -415,11 +411,7 @@ impl Dissector {
     /// One that has seen nothing.
     pub fn new(options: Options) -> Self {
         Self {
-            streams: tcp::Streams::new(tcp::Bounds {
-                streams: options.max_streams,
-                stream_octets: options.max_stream_octets,
-                all_octets: options.max_streams_octets,
-            }),
+            streams: tcp::Streams::new(options.max_streams, options.max_stream_octets),
             fragments: fragments::Fragments::new(options.max_fragment_octets),
             waiting: VecDeque::new(),
             done: Vec::new(),

@@ -42,23 +42,11 @@ pub(super) struct Segment<'a> {
     pub(super) wire_len: u32,
 }
 
-/// What streams may take.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Bounds {
-    /// Connections followed at a time.
-    pub(super) streams: usize,
-    /// Octets that one direction keeps behind gaps.
-    pub(super) stream_octets: usize,
-    /// Octets that all of them keep, behind gaps and of FPDUs that are not whole or not proven.
-    pub(super) all_octets: usize,
-}
-
 /// All streams of a capture.
 #[derive(Debug)]
 pub(super) struct Streams {
-    bounds: Bounds,
-    /// What all streams hold, in octets, roughly.
-    octets: usize,
+    max_streams: usize,
+    max_octets: usize,
     /// Where in `streams` a connection is; the lower end comes first.
     ids: HashMap<(SocketAddr, SocketAddr), usize>,
     streams: Vec<Stream>,
@@ -70,11 +58,11 @@ pub(super) struct Streams {
 }
 
 impl Streams {
-    /// No connection yet; at least one is followed.
-    pub(super) fn new(bounds: Bounds) -> Self {
+    /// Follows `max_streams` connections, each of which keeps `max_octets` behind gaps.
+    pub(super) fn new(max_streams: usize, max_octets: usize) -> Self {
         Self {
-            bounds: Bounds { streams: bounds.streams.max(1), ..bounds },
-            octets: 0,
+            max_streams: max_streams.max(1),
+            max_octets,
             ids: HashMap::new(),
             streams: Vec::new(),
             heard: VecDeque::new(),
@@ -93,12 +81,8 @@ impl Streams {
             ((segment.dst, segment.src), 1)
         };
         let id = self.stream(ends, out);
-        self.streams[id].handle(side, number, segment, self.bounds.stream_octets, out);
+        self.streams[id].handle(side, number, segment, self.max_octets, out);
         self.update(id);
-        if self.octets > self.bounds.all_octets {
-            self.streams[id].let_go(out);
-            self.update(id);
-        }
     }
 
     /// The lowest frame number that something may still be added to.
@@ -147,7 +131,7 @@ impl Streams {
     /// A place for a new stream: where there is no room, that of the one silent for longest.
     fn open(&mut self, ends: (SocketAddr, SocketAddr), out: &mut Out) -> usize {
         let id = self.streams.len();
-        if id < self.bounds.streams {
+        if id < self.max_streams {
             self.streams.push(Stream::new(ends));
             self.ids.insert(ends, id);
             return id;
@@ -167,12 +151,9 @@ impl Streams {
         silent
     }
 
-    /// Keeps `held` and `octets` up to date.
+    /// Keeps `held` up to date.
     fn update(&mut self, id: usize) {
         let stream = &mut self.streams[id];
-        let octets = stream.octets();
-        self.octets = self.octets - stream.counted + octets;
-        stream.counted = octets;
         for side in 0..2 {
             let held = stream.hold(side);
             if held == stream.held[side] {
@@ -199,8 +180,6 @@ struct Stream {
     mpa: mpa::Connection,
     /// What [`Streams::held`] has of it.
     held: [Option<u64>; 2],
-    /// What [`Streams::octets`] has of it.
-    counted: usize,
 }
 
 /// One direction. Places in the stream are sequence numbers that do not wrap: their low 32 bits
@@ -270,21 +249,6 @@ impl Stream {
             flows: Default::default(),
             mpa: mpa::Connection::default(),
             held: [None; 2],
-            counted: 0,
-        }
-    }
-
-    /// What it holds, in octets, roughly.
-    fn octets(&self) -> usize {
-        let ahead: usize = self.flows.iter().map(|flow| flow.ahead.octets).sum();
-        ahead + self.mpa.octets()
-    }
-
-    /// Gives up all that it holds: what comes is looked at anew.
-    fn let_go(&mut self, out: &mut Out) {
-        for side in 0..2 {
-            self.flush(side, out);
-            self.mpa.stop(side, out);
         }
     }
 
@@ -782,11 +746,7 @@ pub(super) mod tests {
         }
 
         pub(in crate::dissect) fn bounded(max_streams: usize, max_octets: usize) -> Self {
-            let streams = Streams::new(Bounds {
-                streams: max_streams,
-                stream_octets: max_octets,
-                all_octets: usize::MAX,
-            });
+            let streams = Streams::new(max_streams, max_octets);
             Self { streams, number: 0, gone: 0, waited: 0, told: Vec::new() }
         }
 
@@ -1246,8 +1206,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_hundred_thousand_connections_cost_no_more_than_the_bound() {
-        let bounds = Bounds { streams: 50, stream_octets: 1000, all_octets: 100_000 };
-        let mut streams = Streams::new(bounds);
+        let mut streams = Streams::new(50, 1000);
         let mut out = Vec::new();
         for i in 0..100_000_u32 {
             let segment = Segment {
@@ -1263,34 +1222,6 @@ pub(super) mod tests {
         }
         assert_eq!((streams.streams.len(), streams.ids.len(), out.len()), (50, 50, 0));
         assert!(streams.heard.len() < 1000 && streams.held.len() <= 100);
-    }
-
-    #[test]
-    fn all_streams_together_have_a_bound() {
-        for gap in [true, false] {
-            let mut capture = Capture::bounded(200, 1 << 20);
-            capture.streams.bounds.all_octets = 100_000;
-            for port in 0..200 {
-                let mut talk = Talk::started(NONE, NONE);
-                talk.push(CLIENT, ACK, &frame(&[write(1, 8)], false, false));
-                // An FPDU without its end, or octets behind a gap.
-                let octets = frame(&[write(2, 5000)], false, false);
-                talk.push(CLIENT, ACK, &octets[..4000]);
-                if gap {
-                    talk.sent.remove(5);
-                }
-                for sent in &mut talk.sent {
-                    sent.port = port;
-                    capture.take(sent);
-                    let held = capture.streams.streams.iter().map(Stream::octets).sum();
-                    assert_eq!(capture.streams.octets, held);
-                    assert!(held <= 100_000, "{held}");
-                }
-            }
-            assert!(capture.streams.octets > 50_000);
-            capture.decide(u64::MAX);
-            assert_eq!(capture.streams.octets, 0);
-        }
     }
 
     #[test]

@@ -59,11 +59,6 @@ impl Backlog {
         self.len() == 0
     }
 
-    /// What it takes, in octets.
-    pub(super) fn kept(&self) -> usize {
-        self.octets.len() + self.arrivals.len() * size_of::<Arrival>()
-    }
-
     /// Appends octets that follow those that are here.
     pub(super) fn append(&mut self, chunk: &Chunk<'_>) {
         if self.is_empty() {

@@ -200,11 +200,6 @@ impl Connection {
         matches!(self.halves[side].state, State::Search) && self.halves[side].flags.is_none()
     }
 
-    /// What is kept of both directions, in octets, roughly.
-    pub(super) fn octets(&self) -> usize {
-        self.halves.iter().map(|half| half.backlog.kept()).sum()
-    }
-
     /// Whether the connection is MPA.
     pub(super) const fn is_known(&self) -> bool {
         self.known
