@@ -6,8 +6,7 @@
 //!
 //! A gap has an end: the missing octets come (later, or again); or the other side acknowledges
 //! them, so that it was the capture that lost them; or the capture cut the frame that had them; or
-//! too much waits behind it; or frames can wait no longer, and nothing of the other side is in the
-//! capture that could acknowledge. In the last four cases the stream goes on behind the gap.
+//! too much waits behind it. In the last three cases the stream goes on behind the gap.
 
 use alloc::{
     boxed::Box,
@@ -186,8 +185,6 @@ struct Stream {
 /// are those on the wire.
 #[derive(Debug, Default)]
 struct Flow {
-    /// Whether anything of this direction is in the capture.
-    heard: bool,
     /// The next octet in order; `None` before the first segment.
     next: Option<u64>,
     /// The first octet, where its SYN was seen.
@@ -261,7 +258,6 @@ impl Stream {
         out: &mut Out,
     ) {
         let &Segment { seq, ack, flags, payload, wire_len, .. } = segment;
-        self.flows[side].heard = true;
         if flags & RST != 0 {
             // Its payload, if any, is no part of the stream.
             return self.end(out);
@@ -535,11 +531,6 @@ impl Stream {
     }
 
     fn decide(&mut self, side: usize, number: u64, out: &mut Out) {
-        let flow = &self.flows[side];
-        let waits = flow.ahead.first_frame_after(flow.released).is_some_and(|n| n <= number);
-        if waits && !self.flows[1 - side].heard {
-            self.flush(side, out);
-        }
         let flow = &mut self.flows[side];
         flow.released = flow.released.max(number);
         self.mpa.decide(side, number, out);
@@ -565,8 +556,7 @@ impl Flow {
 
     /// One for another connection.
     fn again(&self) -> Self {
-        let Self { heard, released, stamp, .. } = *self;
-        Self { heard, released, stamp, ..Self::default() }
+        Self { released: self.released, stamp: self.stamp, ..Self::default() }
     }
 
     /// The frame to tell at what frame `number` brought: itself, if it still waits.
@@ -1035,24 +1025,6 @@ pub(super) mod tests {
         // What came with frames that are gone cannot be told.
         let fpdus = capture.fpdus();
         assert_eq!((fpdus.len(), fpdus[0].0), (54, 51));
-    }
-
-    #[test]
-    fn where_only_one_direction_was_captured_a_forced_verdict_gives_gaps_up() {
-        // Nobody acknowledges: what waits behind a gap would be gone before it ends.
-        let mut talk = Talk::under_way();
-        for i in 1..=100 {
-            talk.push(CLIENT, ACK, &frame(&[write(i, 400)], false, true));
-        }
-        talk.sent.remove(20);
-        let mut capture = Capture::new();
-        for sent in &talk.sent {
-            capture.take(sent);
-            capture.decide(capture.number.saturating_sub(10));
-        }
-        let fpdus = capture.fpdus();
-        assert_eq!(fpdus.len(), 99, "{:?}", capture.described());
-        assert!((1..).zip(&fpdus).all(|(at, (number, _))| *number == at), "{fpdus:?}");
     }
 
     #[test]
