@@ -342,6 +342,29 @@ impl Connection {
         self.stop(side, out);
     }
 
+    /// Octets that are kept, and what it takes to keep them.
+    pub(super) fn keeps(&self, side: usize) -> usize {
+        self.halves[side].backlog.takes()
+    }
+
+    /// Octets that are kept of what is beyond doubt.
+    pub(super) const fn unread(&self, side: usize) -> usize {
+        match self.halves[side].state {
+            State::Startup { .. } | State::Fpdus(_) => self.halves[side].backlog.len(),
+            _ => 0,
+        }
+    }
+
+    /// Tells at frame `number` that there were `len` octets that can be told nowhere.
+    pub(super) fn lost(&self, side: usize, number: u64, len: u64, out: &mut Out) {
+        let octets = if len == 1 { "octet was" } else { "octets were" };
+        let lost = format!(
+            "{len} {octets} captured and given up, as others before them did not come in time: \
+             FPDUs there are lost"
+        );
+        self.tell(side, number, Iwarp::Error(lost), out);
+    }
+
     /// The lowest frame that something may still be told at.
     pub(super) fn hold(&self, side: usize) -> Option<u64> {
         let half = &self.halves[side];
@@ -1243,6 +1266,11 @@ impl Backlog {
 
     const fn len(&self) -> usize {
         self.octets.len() - self.base
+    }
+
+    /// Octets of memory, roughly.
+    fn takes(&self) -> usize {
+        self.octets.len() + self.arrivals.len() * size_of::<Arrival>()
     }
 
     const fn is_empty(&self) -> bool {
