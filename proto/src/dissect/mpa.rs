@@ -200,6 +200,8 @@ struct Fpdus {
     run: u64,
     /// Octets that the next FPDU needs before more can be said about it.
     need: usize,
+    /// The length of the next FPDU, where its headers are wrong and it is not whole.
+    odd: Option<usize>,
 }
 
 /// FPDUs that are to be proven, at the front of the backlog.
@@ -443,7 +445,12 @@ impl Connection {
             && let State::Fpdus(fpdus) = &mut self.halves[side].state
         {
             match fpdus.next(chunk.octets, chunk.pos, crc_in_use) {
-                Step::Need => return self.enqueue(side, chunk, usize::MAX, out),
+                Step::Need => {
+                    if let Some(odd) = fpdus.odd.take() {
+                        self.tell(side, chunk.number, oddity(odd), out);
+                    }
+                    return self.enqueue(side, chunk, usize::MAX, out);
+                }
                 Step::Took(len, fpdu) => {
                     self.tell(side, chunk.number, Iwarp::Fpdu(fpdu), out);
                     chunk.advance(len);
@@ -601,7 +608,13 @@ impl Connection {
             }
             let (len, fpdu, doubt) =
                 match fpdus.next(half.backlog.octets(), half.backlog.pos, crc_in_use) {
-                    Step::Need => return false,
+                    Step::Need => {
+                        if let Some(odd) = fpdus.odd.take() {
+                            let number = half.latest;
+                            self.tell(side, number, oddity(odd), out);
+                        }
+                        return false;
+                    }
                     Step::Took(len, fpdu) => (len, Some(fpdu), false),
                     Step::Doubt(len, fpdu) => (len, fpdu, true),
                 };
@@ -691,6 +704,7 @@ impl Connection {
             finished: trial.at_origin.then_some(trial.found.len() as u64),
             run: trial.at as u64,
             need: 0,
+            odd: None,
         };
         fpdus.make_sure();
         half.state = State::Fpdus(fpdus);
@@ -755,7 +769,7 @@ impl Fpdus {
     /// At the first octet after a start-up frame.
     fn behind_start(declared: Option<Framing>) -> Self {
         let framing = declared.unwrap_or(Framing::Plain);
-        Self { framing, sure: declared.is_some(), finished: Some(0), run: 0, need: 0 }
+        Self { framing, sure: declared.is_some(), finished: Some(0), run: 0, need: 0, odd: None }
     }
 
     /// A stretch without markers that is longer than their distance: there are none.
@@ -801,6 +815,9 @@ impl Fpdus {
             return Step::Doubt(0, None);
         }
         if !view.is_whole() {
+            if !plausible && self.need != view.total {
+                self.odd = Some(view.ulpdu_len);
+            }
             self.need = view.total;
             return Step::Need;
         }
@@ -893,6 +910,15 @@ fn is_marker(input: &[u8], at: usize, pointer: usize) -> bool {
 fn begins_key(octets: &[u8]) -> bool {
     let len = octets.len().min(KEY_REQUEST.len());
     octets[..len] == KEY_REQUEST[..len] || octets[..len] == KEY_REPLY[..len]
+}
+
+/// Octets that cannot be a good FPDU, and are not all there: as long as they are waited for, nothing
+/// else is told of the stream.
+fn oddity(ulpdu_len: usize) -> Iwarp {
+    Iwarp::Error(format!(
+        "MPA: an FPDU of {ulpdu_len} octets is due, whose headers are wrong: nothing is told before it \
+         is whole"
+    ))
 }
 
 /// Whether an FPDU may begin at `pos` with these octets; `None`: whatever the markers.

@@ -1261,6 +1261,20 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn waiting_for_an_fpdu_that_cannot_be_one_is_told_at_once() {
+        let mut talk = Talk::started(NONE, NONE);
+        talk.push(CLIENT, ACK, &[0xff; 60]);
+        talk.push(CLIENT, ACK, &frame(&mixed(3, |_| 100), false, false));
+        let told = Capture::whole(&talk.sent).described();
+        assert_eq!(told.len(), 3, "{told:?}"); // and that once
+        assert!(told[2].starts_with("6: error: MPA: an FPDU of 65535 octets is due"), "{told:?}");
+        // A long one that is in order is waited for in silence.
+        let mut talk = Talk::started(NONE, NONE);
+        talk.push(CLIENT, ACK, &frame(&[write(1, 60_000)], false, false)[..100]);
+        assert_eq!(Capture::whole(&talk.sent).told.len(), 2);
+    }
+
+    #[test]
     fn what_is_lost_with_its_frames_is_told() {
         let mut talk = Talk::started(NONE, NONE);
         talk.send(CLIENT, &frame(&mixed(6, |_| 100), false, false), 120);
