@@ -277,6 +277,35 @@ fn frames_that_cannot_be_decoded_are_told_in_one_line() {
     );
 }
 
+/// An FPDU waits for one that never comes, until its frame can wait no longer.
+#[test]
+fn octets_that_no_frame_tells_of_are_told_at_the_end() {
+    let segment = |src: u8, seq: u32, payload: &[u8]| {
+        let mut frame = hex!(
+            "525400990003 525400990002 0800 45000000 00004000 4006 0000 0a630000 0a630000"
+            "1c061c06 00000000 00000001 5010ffff 00000000"
+        )
+        .to_vec();
+        frame[17] = (40 + payload.len()) as u8;
+        (frame[29], frame[33]) = (src, 5 - src);
+        frame[38..42].copy_from_slice(&seq.to_be_bytes());
+        frame.extend(payload);
+        frame
+    };
+    let [request, reply] = [b"MPA ID Req Frame\0\x01\0\0", b"MPA ID Rep Frame\0\x01\0\0"];
+    let fpdu = hex!("0013 4143 00000000 00000000 00000002 00000000 78 000000 00000000");
+    let start = [segment(2, 1, request), segment(3, 1, reply), segment(2, 100, &fpdu)];
+    let mut frames: Vec<&[u8]> = start.iter().map(|frame| &frame[..]).collect();
+    frames.resize(2000, SEND);
+    let output = run_with(&pcap(&frames), &["dissect", "-"]);
+    assert_eq!((status(&output), lines(&output).len()), (1, 2000));
+    assert_eq!(
+        complaint(&output),
+        "error: stdin: 28 octets of iWARP could not be decoded: others before them are not in the \
+         capture"
+    );
+}
+
 #[test]
 fn what_is_no_capture_is_refused() {
     let folder = Folder::new("refused");

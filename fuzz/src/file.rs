@@ -46,7 +46,9 @@ pub fn dissect_file(data: &[u8]) {
             max_streams: 1 + bound % 4,
             max_stream_octets: bound * 16,
             max_fragment_octets: bound * 16,
+            max_held_octets: bound * 32,
             max_waiting: bound % 8,
+            max_waiting_octets: bound * 64,
             ..Options::default()
         };
         let narrow = decode(file, narrow);

@@ -112,6 +112,8 @@ struct Tally {
     fpdus: u64,
     crc_wrong: u64,
     undecoded: u64,
+    /// Octets of iWARP that no frame tells of.
+    lost: u64,
     /// The first frame that could not be decoded, and why.
     first: Option<(u64, String)>,
 }
@@ -190,12 +192,22 @@ pub(crate) fn run(args: &Dissect) -> Result<ExitCode> {
 
 /// What makes the exit status 1, in one line.
 fn complaint(end: &End, tally: &Tally) -> Option<String> {
-    let undecoded = tally.first.as_ref().map(|(frame, why)| {
+    let frames = tally.first.as_ref().map(|(frame, why)| {
         format!(
             "{} could not be decoded (the first: frame {frame}: {why})",
             counted(tally.undecoded, "frame")
         )
     });
+    let lost = (tally.lost > 0).then(|| {
+        format!(
+            "{} of iWARP could not be decoded: others before them are not in the capture",
+            counted(tally.lost, "octet")
+        )
+    });
+    let undecoded = match (frames, lost) {
+        (Some(frames), Some(lost)) => Some(format!("{frames}; {lost}")),
+        (frames, lost) => frames.or(lost),
+    };
     match end {
         End::Early(e) => {
             let what = match e {
@@ -274,6 +286,7 @@ impl Run<'_> {
             }
         };
         dissector.finish();
+        self.tally.lost = dissector.lost_octets();
         self.drain(&mut dissector).unwrap_or(end)
     }
 

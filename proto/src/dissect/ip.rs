@@ -30,6 +30,9 @@ use super::{
 
 /// IP headers that one frame may nest. What a deeper one carries is not looked into.
 const MAX_NESTING: usize = 16;
+/// Octets of a datagram whose header does not say how many they are. No host hands more to its NIC
+/// at once (Linux' `GSO_MAX_SIZE` is half of it); a capture's block may have hundreds of megabytes.
+const MAX_UNTOLD: usize = 1 << 20;
 
 const VXLAN_PORTS: [u16; 2] = [4789, 8472];
 const GENEVE_PORT: u16 = 6081;
@@ -128,7 +131,7 @@ impl Walk<'_> {
         let rest = &octets[header_len..];
         let (payload, missing) = match total {
             // Seen on the sending host, where the NIC fills it in.
-            0 => (rest, missing),
+            0 => self.untold("IPv4", rest, missing)?,
             _ if total < header_len => {
                 return self.wrong(format!(
                     "IPv4: total length {total}, at least the header's {header_len} expected"
@@ -179,7 +182,7 @@ impl Walk<'_> {
         self.frame.tcp = None;
         let (mut payload, missing) = match usize::from(header.payload_length()) {
             // A jumbogram, or seen on the sending host, where the NIC fills it in.
-            0 => (rest, missing),
+            0 => self.untold("IPv6", rest, missing)?,
             len => self.bounded("IPv6", rest, len, missing),
         };
         // Not by etherparse's iterator: after a header that is not whole it reads on.
@@ -259,6 +262,24 @@ impl Walk<'_> {
         }
         let captured = &rest[..len.min(rest.len())];
         (captured, len - captured.len())
+    }
+
+    /// A payload whose length its header does not say: all that there is, within reason.
+    fn untold<'a>(
+        &mut self,
+        what: &str,
+        rest: &'a [u8],
+        missing: usize,
+    ) -> Option<(&'a [u8], usize)> {
+        let there = rest.len().saturating_add(missing);
+        if there <= MAX_UNTOLD {
+            return Some((rest, missing));
+        }
+        self.fail(format!(
+            "{what}: no length is announced, and {there} octets of payload found, at most \
+             {MAX_UNTOLD} expected"
+        ));
+        None
     }
 
     fn authentication<'a>(
@@ -588,6 +609,23 @@ mod tests {
             (vec!["eth", "ipv6", "udp", "bth"], &None)
         );
         assert_eq!(frames[1].roce[0].payload_len, 1024);
+    }
+
+    #[test]
+    fn a_length_of_0_has_bounds() {
+        for (payload, told) in [(MAX_UNTOLD, false), (MAX_UNTOLD + 1, true)] {
+            let payload = vec![0; payload];
+            let [mut v4, mut v6] = [ipv4(1, 0, 6, &[]), ipv6(6, &[])];
+            (v4[2], v4[3]) = (0, 0);
+            v4.extend(&payload);
+            v6.extend(&payload);
+            for frame in [ethernet(0x0800, &v4), ethernet(0x86dd, &v6)] {
+                let frame = dissect(&frame);
+                assert_eq!(frame.stack.contains(&Layer::Tcp), !told);
+                let error = frame.error.unwrap_or_default();
+                assert_eq!(error.contains("1048577 octets of payload found"), told, "{error}");
+            }
+        }
     }
 
     #[test]

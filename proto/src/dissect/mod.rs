@@ -372,8 +372,12 @@ pub struct Options {
     pub max_stream_octets: usize,
     /// Octets that all fragments of IP datagrams may hold.
     pub max_fragment_octets: usize,
+    /// Octets that all streams together may hold back; beyond, those that hold for longest let go.
+    pub max_held_octets: usize,
     /// Frames that wait for the verdict about a stream.
     pub max_waiting: usize,
+    /// Octets, roughly, that what was found in these frames may take.
+    pub max_waiting_octets: usize,
 }
 
 impl Default for Options {
@@ -383,7 +387,9 @@ impl Default for Options {
             max_streams: 65_536,
             max_stream_octets: 16 << 20,
             max_fragment_octets: 16 << 20,
+            max_held_octets: 64 << 20,
             max_waiting: 1024,
+            max_waiting_octets: 16 << 20,
         }
     }
 }
@@ -395,13 +401,16 @@ impl Default for Options {
 /// ```
 ///
 /// A frame is ready at once, unless it, or one before it, belongs to a TCP stream that may still turn
-/// out to carry iWARP. At most [`Options::max_waiting`] frames wait.
+/// out to carry iWARP. At most [`Options::max_waiting`] frames wait, and at most
+/// [`Options::max_waiting_octets`] of what was found in them.
 #[derive(Debug)]
 pub struct Dissector {
     options: Options,
     streams: tcp::Streams,
     fragments: fragments::Fragments,
     waiting: VecDeque<Frame>,
+    /// What was found in the frames that wait takes so many octets, roughly.
+    found: usize,
     /// What segments completed; empty between calls.
     done: Vec<(u64, Iwarp)>,
     finished: bool,
@@ -411,9 +420,14 @@ impl Dissector {
     /// One that has seen nothing.
     pub fn new(options: Options) -> Self {
         Self {
-            streams: tcp::Streams::new(options.max_streams, options.max_stream_octets),
+            streams: tcp::Streams::new(
+                options.max_streams,
+                options.max_stream_octets,
+                options.max_held_octets,
+            ),
             fragments: fragments::Fragments::new(options.max_fragment_octets),
             waiting: VecDeque::new(),
+            found: 0,
             done: Vec::new(),
             finished: false,
             options,
@@ -440,9 +454,13 @@ impl Dissector {
             Err(_) if missing > 0 => {}
             Err(what) => frame.error = Some(what),
         }
+        self.found += frame.found_octets();
         self.waiting.push_back(frame);
         self.attach();
-        if self.waiting.len() > self.options.max_waiting
+        if self.found > self.options.max_waiting_octets {
+            self.streams.decide(record.number, &mut self.done);
+            self.attach();
+        } else if self.waiting.len() > self.options.max_waiting
             && let Some(front) = self.waiting.front().map(|frame| frame.number)
             && !self.is_decided(front)
         {
@@ -454,7 +472,12 @@ impl Dissector {
     /// The next frame that nothing can be added to any more, in the capture's order.
     pub fn poll_frame(&mut self) -> Option<Frame> {
         let front = self.waiting.front()?.number;
-        if self.finished || self.is_decided(front) { self.waiting.pop_front() } else { None }
+        if !self.finished && !self.is_decided(front) {
+            return None;
+        }
+        let frame = self.waiting.pop_front()?;
+        self.found -= frame.found_octets();
+        Some(frame)
     }
 
     /// There are no more records: frames that waited come out.
@@ -462,6 +485,12 @@ impl Dissector {
         self.streams.decide(u64::MAX, &mut self.done);
         self.attach();
         self.finished = true;
+    }
+
+    /// Octets of iWARP that were captured, and are told in no frame: others before them never came,
+    /// and their frames could not wait. Complete after [`Dissector::finish`].
+    pub const fn lost_octets(&self) -> u64 {
+        self.streams.lost()
     }
 
     fn is_decided(&self, number: u64) -> bool {
@@ -478,6 +507,7 @@ impl Dissector {
                 frame.stack.push(Layer::Mpa);
             }
             frame.iwarp.push(iwarp);
+            self.found += size_of::<Iwarp>();
         }
     }
 }
@@ -499,6 +529,11 @@ impl Frame {
             pause: None,
             error: None,
         }
+    }
+
+    /// Octets that RoCE and iWARP in it take, roughly.
+    fn found_octets(&self) -> usize {
+        self.roce.len() * size_of::<Roce>() + self.iwarp.len() * size_of::<Iwarp>()
     }
 }
 
@@ -670,6 +705,25 @@ mod tests {
             }
             assert_eq!(numbers, (1..=100).collect::<Vec<u64>>());
         }
+    }
+
+    #[test]
+    fn what_waits_has_bounds() {
+        // A stream that begins like an FPDU and never goes on; behind it datagrams.
+        let mut tcp = hex!("1c06 1c07 00000001 00000000 5010 ffff 0000 0000").to_vec();
+        tcp.extend(hex!("0012 4143 00000000"));
+        let open = ethernet(0x0800, &ipv4(1, 0, 6, &tcp));
+        let roce = framed(false, 7, &sealed(false, 7, 4, 1, b"abc"));
+        let max_waiting_octets = 10 * size_of::<Roce>();
+        let mut dissector = Dissector::new(Options { max_waiting_octets, ..Options::default() });
+        dissector.handle_record(&record(1, open.len(), &open));
+        for number in 2..100 {
+            dissector.handle_record(&record(number, roce.len(), &roce));
+            assert!(dissector.found <= max_waiting_octets + size_of::<Roce>());
+            let out = core::iter::from_fn(|| dissector.poll_frame()).count();
+            assert_eq!(out > 0, number >= 12);
+        }
+        assert_eq!(dissector.found, 0);
     }
 
     proptest::proptest! {

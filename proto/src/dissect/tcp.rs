@@ -6,7 +6,11 @@
 //!
 //! A gap has an end: the missing octets come (later, or again); or the other side acknowledges
 //! them, so that it was the capture that lost them; or the capture cut the frame that had them; or
-//! too much waits behind it. In the last three cases the stream goes on behind the gap.
+//! too much waits behind it; or the other side is not in the capture at all, and frames behind the
+//! gap can wait no longer. In the last four cases the stream goes on behind the gap.
+//!
+//! What came with frames that are gone can be told where the gap is filled, and nowhere else: if it
+//! never is, it is counted as lost, and the stream's next segment tells so.
 
 use alloc::{
     boxed::Box,
@@ -46,6 +50,14 @@ pub(super) struct Segment<'a> {
 pub(super) struct Streams {
     max_streams: usize,
     max_octets: usize,
+    /// What all of them may keep.
+    max_kept: usize,
+    /// What all of them keep.
+    kept: usize,
+    /// Those that keep octets, by the time since when.
+    keeping: BTreeSet<(u64, usize)>,
+    /// Octets of iWARP streams that could be told nowhere.
+    lost: u64,
     /// Where in `streams` a connection is; the lower end comes first.
     ids: HashMap<(SocketAddr, SocketAddr), usize>,
     streams: Vec<Stream>,
@@ -57,11 +69,16 @@ pub(super) struct Streams {
 }
 
 impl Streams {
-    /// Follows `max_streams` connections, each of which keeps `max_octets` behind gaps.
-    pub(super) fn new(max_streams: usize, max_octets: usize) -> Self {
+    /// Follows `max_streams` connections, each of which keeps `max_octets` behind gaps; all of them
+    /// together keep `max_kept`.
+    pub(super) fn new(max_streams: usize, max_octets: usize, max_kept: usize) -> Self {
         Self {
             max_streams: max_streams.max(1),
             max_octets,
+            max_kept,
+            kept: 0,
+            keeping: BTreeSet::new(),
+            lost: 0,
             ids: HashMap::new(),
             streams: Vec::new(),
             heard: VecDeque::new(),
@@ -82,6 +99,18 @@ impl Streams {
         let id = self.stream(ends, out);
         self.streams[id].handle(side, number, segment, self.max_octets, out);
         self.update(id);
+        while self.kept > self.max_kept
+            && let Some(&(_, id)) = self.keeping.first()
+        {
+            self.streams[id].let_go(out);
+            self.update(id);
+        }
+    }
+
+    /// Octets of iWARP streams that could be told nowhere: what precedes them never came, and their
+    /// frames could not wait. Complete once everything is decided.
+    pub(super) const fn lost(&self) -> u64 {
+        self.lost
     }
 
     /// The lowest frame number that something may still be added to.
@@ -95,6 +124,7 @@ impl Streams {
         if number == u64::MAX {
             for id in 0..self.streams.len() {
                 self.streams[id].end(out);
+                self.lost += self.streams[id].take_lost();
                 self.update(id);
             }
             return;
@@ -143,6 +173,7 @@ impl Streams {
             }
         }
         self.streams[silent].end(out);
+        self.lost += self.streams[silent].take_lost();
         self.update(silent);
         self.ids.remove(&self.streams[silent].ends);
         self.streams[silent] = Stream::new(ends);
@@ -150,9 +181,20 @@ impl Streams {
         silent
     }
 
-    /// Keeps `held` up to date.
+    /// Keeps `held` and `kept` up to date.
     fn update(&mut self, id: usize) {
         let stream = &mut self.streams[id];
+        let kept = stream.keeps();
+        self.kept = self.kept - stream.kept + kept;
+        if (stream.kept == 0) != (kept == 0) {
+            if kept == 0 {
+                self.keeping.remove(&(stream.kept_since, id));
+            } else {
+                stream.kept_since = self.clock;
+                self.keeping.insert((self.clock, id));
+            }
+        }
+        stream.kept = kept;
         for side in 0..2 {
             let held = stream.hold(side);
             if held == stream.held[side] {
@@ -179,6 +221,9 @@ struct Stream {
     mpa: mpa::Connection,
     /// What [`Streams::held`] has of it.
     held: [Option<u64>; 2],
+    /// What [`Streams::kept`] has of it, and since when there is any.
+    kept: usize,
+    kept_since: u64,
 }
 
 /// One direction. Places in the stream are sequence numbers that do not wrap: their low 32 bits
@@ -203,6 +248,8 @@ struct Flow {
     released: u64,
     /// The frame that the latest octets in order were counted to.
     stamp: u64,
+    /// Octets of iWARP whose frames are gone, and that nobody was told about.
+    lost: u64,
     ahead: Ahead,
 }
 
@@ -246,6 +293,8 @@ impl Stream {
             flows: Default::default(),
             mpa: mpa::Connection::default(),
             held: [None; 2],
+            kept: 0,
+            kept_since: 0,
         }
     }
 
@@ -277,6 +326,7 @@ impl Stream {
         let Some(begin) = self.place(side, number, seq, wire_len, max_octets, out) else {
             return;
         };
+        self.tell_lost(side, number, out);
         let flow = &mut self.flows[side];
         if flow.ended {
             return;
@@ -464,7 +514,10 @@ impl Stream {
                 return;
             };
             if now.is_none() && flow.ahead.number(begin).is_some_and(|n| n <= flow.released) {
-                flow.ahead.pop_first(begin);
+                let piece = flow.ahead.pop_first(begin);
+                if self.mpa.is_known() {
+                    flow.lost += piece.map_or(0, |piece| piece.octets.len() as u64);
+                }
                 continue;
             }
             if (awaits_first || self.mpa.is_ordered(side)) && begin > next {
@@ -524,6 +577,32 @@ impl Stream {
         self.mpa = mpa::Connection::default();
     }
 
+    /// Octets that are kept, and what it takes to keep them.
+    fn keeps(&self) -> usize {
+        (0..2).map(|side| self.flows[side].ahead.octets + self.mpa.keeps(side)).sum()
+    }
+
+    /// Keeps nothing any more: what comes next is looked at anew.
+    fn let_go(&mut self, out: &mut Out) {
+        for side in 0..2 {
+            self.flush(side, out);
+            self.flows[side].lost += self.mpa.unread(side) as u64;
+            self.mpa.stop(side, out);
+        }
+    }
+
+    /// Tells what was lost, at frame `number`.
+    fn tell_lost(&mut self, side: usize, number: u64, out: &mut Out) {
+        if self.flows[side].lost > 0 && self.mpa.is_known() {
+            let lost = core::mem::take(&mut self.flows[side].lost);
+            self.mpa.lost(side, number, lost, out);
+        }
+    }
+
+    fn take_lost(&mut self) -> u64 {
+        self.flows.iter_mut().map(|flow| core::mem::take(&mut flow.lost)).sum()
+    }
+
     fn hold(&self, side: usize) -> Option<u64> {
         let flow = &self.flows[side];
         let ahead = flow.ahead.first_frame_after(flow.released);
@@ -531,6 +610,10 @@ impl Stream {
     }
 
     fn decide(&mut self, side: usize, number: u64, out: &mut Out) {
+        if self.flows[side].acked == 0 {
+            // Nobody will say whether it is late or lost.
+            self.flush(side, out);
+        }
         let flow = &mut self.flows[side];
         flow.released = flow.released.max(number);
         self.mpa.decide(side, number, out);
@@ -556,7 +639,8 @@ impl Flow {
 
     /// One for another connection.
     fn again(&self) -> Self {
-        Self { released: self.released, stamp: self.stamp, ..Self::default() }
+        let Self { released, stamp, lost, .. } = *self;
+        Self { released, stamp, lost, ..Self::default() }
     }
 
     /// The frame to tell at what frame `number` brought: itself, if it still waits.
@@ -736,7 +820,7 @@ pub(super) mod tests {
         }
 
         pub(in crate::dissect) fn bounded(max_streams: usize, max_octets: usize) -> Self {
-            let streams = Streams::new(max_streams, max_octets);
+            let streams = Streams::new(max_streams, max_octets, usize::MAX);
             Self { streams, number: 0, gone: 0, waited: 0, told: Vec::new() }
         }
 
@@ -1177,8 +1261,106 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn waiting_for_an_fpdu_that_cannot_be_one_is_told_at_once() {
+        let mut talk = Talk::started(NONE, NONE);
+        talk.push(CLIENT, ACK, &[0xff; 60]);
+        talk.push(CLIENT, ACK, &frame(&mixed(3, |_| 100), false, false));
+        let told = Capture::whole(&talk.sent).described();
+        assert_eq!(told.len(), 3, "{told:?}"); // and that once
+        assert!(told[2].starts_with("6: error: MPA: an FPDU of 65535 octets is due"), "{told:?}");
+        // A long one that is in order is waited for in silence.
+        let mut talk = Talk::started(NONE, NONE);
+        talk.push(CLIENT, ACK, &frame(&[write(1, 60_000)], false, false)[..100]);
+        assert_eq!(Capture::whole(&talk.sent).told.len(), 2);
+    }
+
+    #[test]
+    fn what_is_lost_with_its_frames_is_told() {
+        let mut talk = Talk::started(NONE, NONE);
+        talk.send(CLIENT, &frame(&mixed(6, |_| 100), false, false), 120);
+        talk.sent.remove(5); // the first FPDU never comes
+        let mut capture = Capture::of(&talk.sent);
+        capture.decide(capture.number);
+        // At the end.
+        let mut streams = Capture::of(&talk.sent);
+        streams.decide(streams.number);
+        streams.decide(u64::MAX);
+        let lost = streams.streams.lost();
+        assert_eq!(
+            (lost, streams.fpdus().len()),
+            (talk.sent[5..].iter().map(|s| s.payload.len() as u64).sum(), 0)
+        );
+        // With the stream's next segment, where there is one.
+        capture.streams.streams[0].let_go(&mut capture.told);
+        capture.streams.update(0);
+        talk.sent.clear();
+        talk.send(CLIENT, &frame(&mixed(4, |_| 100), false, false), 1000);
+        talk.sent.iter().for_each(|sent| capture.take(sent));
+        capture.decide(u64::MAX);
+        assert_eq!(
+            capture.described()[2],
+            format!(
+                "{}: error: {lost} octets were captured and given up, as others before them did \
+                 not come in time: FPDUs there are lost",
+                capture.number
+            )
+        );
+        assert_eq!((capture.fpdus().len(), capture.streams.lost()), (4, 0));
+    }
+
+    #[test]
+    fn where_one_side_is_missing_gaps_are_given_up_with_their_frames() {
+        let mut talk = Talk::started(NONE, NONE);
+        for i in 1..=9 {
+            talk.push(CLIENT, ACK, &frame(&[write(i, 40)], false, false));
+        }
+        talk.sent.retain(|sent| sent.side == CLIENT);
+        let lost = talk.sent.remove(3 + 4);
+        let mut capture = Capture::of(&talk.sent);
+        assert_eq!(capture.fpdus().len(), 4);
+        let waiting = capture.streams.oldest_undecided().unwrap();
+        capture.decide(waiting);
+        let fpdus = capture.fpdus();
+        assert!(fpdus.len() == 8, "{fpdus:?}");
+        assert!(capture.described()[5].contains("60 octets are missing"), "{:?}", capture.told);
+        capture.take(&lost); // too late
+        assert_eq!(capture.streams.oldest_undecided(), None);
+        capture.decide(u64::MAX);
+        assert_eq!(capture.streams.lost(), 0);
+    }
+
+    #[test]
+    fn all_streams_together_keep_no_more_than_the_bound() {
+        let mut capture = Capture::bounded(1000, 1 << 20);
+        capture.streams.max_kept = 200_000;
+        for port in 1..=300 {
+            let mut talk = Talk::started(NONE, NONE);
+            // Half of a long FPDU, or what is behind a gap.
+            let octets = frame(&[write(1, 60_000), write(2, 30_000)], false, false);
+            talk.send(CLIENT, &octets, 10_000);
+            talk.sent.truncate(10);
+            if port % 2 == 0 {
+                talk.sent.remove(5);
+            }
+            for sent in &mut talk.sent {
+                sent.port = port;
+                capture.take(sent);
+                let Streams { kept, streams, keeping, .. } = &capture.streams;
+                assert!(*kept <= 200_000);
+                assert_eq!(*kept, streams.iter().map(Stream::keeps).sum::<usize>());
+                assert_eq!(keeping.len(), streams.iter().filter(|s| s.keeps() > 0).count());
+            }
+            // Frames can wait no longer.
+            capture.decide(capture.number);
+        }
+        capture.decide(u64::MAX);
+        assert_eq!((capture.streams.kept, capture.streams.keeping.len()), (0, 0));
+        assert!(capture.streams.lost() > 300 * 20_000);
+    }
+
+    #[test]
     fn a_hundred_thousand_connections_cost_no_more_than_the_bound() {
-        let mut streams = Streams::new(50, 1000);
+        let mut streams = Streams::new(50, 1000, usize::MAX);
         let mut out = Vec::new();
         for i in 0..100_000_u32 {
             let segment = Segment {

@@ -55,6 +55,11 @@ impl Backlog {
         self.octets.len() - self.base
     }
 
+    /// Octets of memory, roughly.
+    pub(super) fn takes(&self) -> usize {
+        self.octets.len() + self.arrivals.len() * size_of::<Arrival>()
+    }
+
     pub(super) const fn is_empty(&self) -> bool {
         self.len() == 0
     }

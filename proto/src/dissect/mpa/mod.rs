@@ -131,6 +131,8 @@ struct Fpdus {
     run: u64,
     /// Octets that the next FPDU needs before more can be said about it.
     need: usize,
+    /// The length of the next FPDU, where its headers are wrong and it is not whole.
+    odd: Option<usize>,
 }
 
 /// FPDUs that are to be proven, at the front of the backlog.
@@ -273,6 +275,29 @@ impl Connection {
         self.stop(side, out);
     }
 
+    /// Octets that are kept, and what it takes to keep them.
+    pub(super) fn keeps(&self, side: usize) -> usize {
+        self.halves[side].backlog.takes()
+    }
+
+    /// Octets that are kept of what is beyond doubt.
+    pub(super) const fn unread(&self, side: usize) -> usize {
+        match self.halves[side].state {
+            State::Startup { .. } | State::Fpdus(_) => self.halves[side].backlog.len(),
+            _ => 0,
+        }
+    }
+
+    /// Tells at frame `number` that there were `len` octets that can be told nowhere.
+    pub(super) fn lost(&self, side: usize, number: u64, len: u64, out: &mut Out) {
+        let octets = if len == 1 { "octet was" } else { "octets were" };
+        let lost = format!(
+            "{len} {octets} captured and given up, as others before them did not come in time: \
+             FPDUs there are lost"
+        );
+        self.tell(side, number, Iwarp::Error(lost), out);
+    }
+
     /// The lowest frame that something may still be told at.
     pub(super) fn hold(&self, side: usize) -> Option<u64> {
         let half = &self.halves[side];
@@ -351,7 +376,12 @@ impl Connection {
             && let State::Fpdus(fpdus) = &mut self.halves[side].state
         {
             match fpdus.next(chunk.octets, chunk.pos, crc_in_use) {
-                Step::Need => return self.enqueue(side, chunk, usize::MAX, out),
+                Step::Need => {
+                    if let Some(odd) = fpdus.odd.take() {
+                        self.tell(side, chunk.number, oddity(odd), out);
+                    }
+                    return self.enqueue(side, chunk, usize::MAX, out);
+                }
                 Step::Took(len, fpdu) => {
                     self.tell(side, chunk.number, Iwarp::Fpdu(fpdu), out);
                     chunk.advance(len);
@@ -509,7 +539,13 @@ impl Connection {
             }
             let (len, fpdu, doubt) =
                 match fpdus.next(half.backlog.octets(), half.backlog.pos, crc_in_use) {
-                    Step::Need => return false,
+                    Step::Need => {
+                        if let Some(odd) = fpdus.odd.take() {
+                            let number = half.latest;
+                            self.tell(side, number, oddity(odd), out);
+                        }
+                        return false;
+                    }
                     Step::Took(len, fpdu) => (len, Some(fpdu), false),
                     Step::Doubt(len, fpdu) => (len, fpdu, true),
                 };
@@ -599,6 +635,7 @@ impl Connection {
             finished: trial.at_origin.then_some(trial.found.len() as u64),
             run: trial.at as u64,
             need: 0,
+            odd: None,
         };
         fpdus.make_sure();
         half.state = State::Fpdus(fpdus);
@@ -663,7 +700,7 @@ impl Fpdus {
     /// At the first octet after a start-up frame.
     fn behind_start(declared: Option<Framing>) -> Self {
         let framing = declared.unwrap_or(Framing::Plain);
-        Self { framing, sure: declared.is_some(), finished: Some(0), run: 0, need: 0 }
+        Self { framing, sure: declared.is_some(), finished: Some(0), run: 0, need: 0, odd: None }
     }
 
     /// A stretch without markers that is longer than their distance: there are none.
@@ -709,6 +746,9 @@ impl Fpdus {
             return Step::Doubt(0, None);
         }
         if !view.is_whole() {
+            if !plausible && self.need != view.total {
+                self.odd = Some(view.ulpdu_len);
+            }
             self.need = view.total;
             return Step::Need;
         }
@@ -801,6 +841,15 @@ fn is_marker(input: &[u8], at: usize, pointer: usize) -> bool {
 fn begins_key(octets: &[u8]) -> bool {
     let len = octets.len().min(KEY_REQUEST.len());
     octets[..len] == KEY_REQUEST[..len] || octets[..len] == KEY_REPLY[..len]
+}
+
+/// Octets that cannot be a good FPDU, and are not all there: as long as they are waited for, nothing
+/// else is told of the stream.
+fn oddity(ulpdu_len: usize) -> Iwarp {
+    Iwarp::Error(format!(
+        "MPA: an FPDU of {ulpdu_len} octets is due, whose headers are wrong: nothing is told before it \
+         is whole"
+    ))
 }
 
 /// Whether an FPDU may begin at `pos` with these octets; `None`: whatever the markers.

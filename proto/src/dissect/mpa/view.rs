@@ -73,7 +73,7 @@ pub(super) struct View<'a> {
     head: usize,
     /// Offset of the first marker.
     first: Option<usize>,
-    ulpdu_len: usize,
+    pub(super) ulpdu_len: usize,
     /// Octets that the FPDU takes, markers among them.
     pub(super) total: usize,
 }
