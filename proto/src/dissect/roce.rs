@@ -9,6 +9,7 @@
 //! A packet is shown as far as it can be read: an error tells what could not be, and hides nothing.
 
 use alloc::{boxed::Box, format, string::String};
+use core::fmt::Write;
 
 use zerocopy::FromBytes;
 
@@ -162,7 +163,12 @@ fn packet(version: Version, octets: &[u8], wire_len: usize, icrc: IcrcState) -> 
                 + bth.0.opcode().info().map_or(0, |info| usize::from(info.ext_len));
             let payload_len = wire_len.saturating_sub(around);
             let packet = Packet { headers, payload: &[], payload_len, icrc: None };
-            (packet, Some(format!("{error}")))
+            let mut text = format!("{error}");
+            if octets.len() < wire_len {
+                // Not the sender's fault: the snaplen's.
+                let _ = write!(text, " ({} captured of the packet's {wire_len})", octets.len());
+            }
+            (packet, Some(text))
         }
     };
     let error = error.or_else(|| problem(&packet));
@@ -376,7 +382,12 @@ mod tests {
                     roce.error,
                     Some(format!("BTH: 12 octets needed, {} captured of 1056", captured - 42))
                 ),
-                54..70 => assert!(roce.error.as_ref().unwrap().contains("RETH"), "{roce:?}"),
+                54..70 => {
+                    let needs = format!("16 octets needed, {} found", captured - 54);
+                    let cut = format!("({} captured of the packet's 1056)", captured - 42);
+                    let error = roce.error.as_ref().unwrap();
+                    assert_eq!(*error, format!("RETH: at offset 12: {needs} {cut}"));
+                }
                 _ => assert_eq!((roce.payload_len, &roce.error), (1024, &None)),
             }
             if captured >= 54 {
