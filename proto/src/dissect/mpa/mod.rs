@@ -10,17 +10,27 @@
 //!    │                         ^   ^                      │
 //!    └── looks like a header ──┘   └── framing in doubt ──┘
 //!
+//!   Scan:    Search where more is known. FPDUs were lost in a stream whose framing is known.
 //!   Foreign: the stream's first octets are no key. Nothing but a key is looked for.
 //!   Ended:   a reply with R. Nothing is looked for.
 //! ```
 //!
 //! In Search and Foreign only the beginnings of segments are looked at, in any order, and no octet
-//! is kept. In the other states the octets are wanted in order. A gap leads back to Search.
+//! is kept. In the other states the octets are wanted in order. A gap leads back to Search or Scan.
+//!
+//! **Scan.** FPDUs and the distance of markers are multiples of four octets (RFC 5044 §4): from one
+//! place where an FPDU begins, such as the end of the start-up frame, it is known where others may.
+//! Each of these places is looked at once, whatever segments there are: peers pack FPDUs, and may
+//! never have one at a segment's beginning again. A marker that is there says where the FPDU
+//! around it begins: places between the two are passed over. The beginnings of segments are looked
+//! at too.
 //!
 //! **What counts as proof.** An FPDU has a length, a DDP and an RDMAP header that agree with each
 //! other (RFC 5041 §4, RFC 5040 §4), and a CRC that is good or zero. In a stream about which
 //! nothing is known three of them in a row are a proof, or two where a CRC is good. In a connection
-//! that is known to be MPA it is one with a good CRC, or two.
+//! that is known to be MPA it is one with a good CRC, or two. A CRC of zero is none where the CRC is
+//! in use, unless the peer was seen to leave it out anyway. What a scan finds within a segment
+//! needs a third FPDU where CRCs are neither good nor zero.
 
 mod backlog;
 mod view;
@@ -36,13 +46,18 @@ use crate::wire::iwarp::{
 };
 use backlog::Backlog;
 pub(super) use backlog::Chunk;
-use view::{Framing, View};
+use view::{Framing, View, is_control};
 
 /// What was found, each with the number of its frame.
 pub(super) type Out = Vec<(u64, Iwarp)>;
 
 /// Octets of a segment that tell whether an FPDU may begin there: length and both control octets.
 const HEADER_PEEK: usize = LENGTH_LEN + 2;
+/// Octets that tell whether an FPDU may begin there, its queue number and a marker among them. Fewer
+/// than any FPDU has.
+const SCAN_PEEK: usize = 16;
+/// FPDUs begin at places that differ by multiples of this.
+const ALIGNMENT: u64 = 4;
 /// Places of a marker that a trial goes through, at most.
 const MAX_ALTERNATIVES: usize = 6;
 /// Octets that trials may sum up beyond [`CREDIT_RATE`] for each octet received. Octets made to
@@ -74,6 +89,12 @@ struct Half {
     origin: Option<u64>,
     /// Markers were found off their grid.
     off_grid: bool,
+    /// A place where an FPDU began.
+    place: Option<u64>,
+    /// The framing of FPDUs that were followed, if it was beyond doubt and is not off the grid.
+    followed: Option<Framing>,
+    /// FPDUs had a CRC of zero although the CRC is in use.
+    zeros: bool,
     /// Frames up to this one are gone: nothing can be told at them any more.
     released: u64,
     /// The frame that brought the latest octets.
@@ -90,6 +111,9 @@ impl Default for Half {
             flags: None,
             origin: None,
             off_grid: false,
+            place: None,
+            followed: None,
+            zeros: false,
             released: 0,
             latest: 0,
             credit: CREDIT,
@@ -102,12 +126,23 @@ impl Half {
     fn let_go(&mut self) {
         self.released = self.released.max(self.latest.saturating_sub(1));
     }
+
+    /// Remembers the framing of the FPDUs that are followed.
+    fn remember(&mut self) {
+        if let State::Fpdus(Fpdus { framing, sure: true, .. }) = self.state {
+            self.followed = match framing {
+                Framing::OffGrid(_) => None,
+                other => Some(other),
+            };
+        }
+    }
 }
 
 /// See the module's picture.
 #[derive(Debug)]
 enum State {
     Search,
+    Scan,
     Foreign,
     Ended,
     /// The octets begin like a key; whether they are the stream's first ones.
@@ -143,6 +178,8 @@ struct Trial {
     guess: bool,
     /// Whether they begin right behind a start-up frame.
     at_origin: bool,
+    /// Whether they begin within a segment, at a place like any other.
+    scanned: bool,
     /// Other framings to try: FPDUs to keep of those found, and the framing from there on.
     /// `None` as long as the first one stands.
     others: Option<SmallVec<[(usize, Framing); MAX_ALTERNATIVES]>>,
@@ -159,7 +196,7 @@ struct Found {
     /// Offset from the backlog's front.
     begin: usize,
     number: u64,
-    good: bool,
+    crc: CrcState,
     /// `None` once its frame is gone.
     fpdu: Option<Fpdu>,
 }
@@ -170,6 +207,7 @@ impl Trial {
             framing: framing.unwrap_or(Framing::Plain),
             guess: framing.is_none(),
             at_origin: false,
+            scanned: false,
             others: None,
             found: Vec::new(),
             at: 0,
@@ -178,12 +216,25 @@ impl Trial {
     }
 
     fn is_proven(&self, known: bool) -> bool {
-        let good = self.found.iter().any(|found| found.good);
+        let good = self.found.iter().any(|found| found.crc == CrcState::Good);
         match self.found.len() {
             0 => false,
             1 => known && good,
-            2 => known || good,
+            2 => known && !(self.scanned && self.has_bad()) || good,
             _ => true,
+        }
+    }
+
+    fn has_bad(&self) -> bool {
+        self.found.iter().any(|found| found.crc == CrcState::Bad)
+    }
+
+    /// Whether what was found is believed in a connection that is known to be MPA where nothing
+    /// more comes; there are `len` octets.
+    fn will_do(&self, len: usize) -> bool {
+        match self.found.len() {
+            0 => false,
+            found => !self.scanned || self.at == len && (found > 1 || !self.has_bad()),
         }
     }
 }
@@ -193,7 +244,7 @@ impl Connection {
     pub(super) const fn is_ordered(&self, side: usize) -> bool {
         match self.halves[side].state {
             State::Search | State::Foreign | State::Ended => false,
-            State::Startup { .. } | State::Trial(_) | State::Fpdus(_) => true,
+            State::Scan | State::Startup { .. } | State::Trial(_) | State::Fpdus(_) => true,
         }
     }
 
@@ -240,6 +291,9 @@ impl Connection {
         let half = &mut self.halves[side];
         half.latest = half.latest.max(chunk.number);
         half.credit = (half.credit + chunk.octets.len() as u64 * CREDIT_RATE).min(CREDIT);
+        if matches!(half.state, State::Scan) {
+            half.let_go();
+        }
         while !chunk.octets.is_empty() && self.is_ordered(side) {
             let half = &self.halves[side];
             let State::Fpdus(fpdus) = &half.state else {
@@ -311,7 +365,7 @@ impl Connection {
     pub(super) fn decide(&mut self, side: usize, number: u64, out: &mut Out) {
         let half = &mut self.halves[side];
         if let State::Trial(trial) = &mut half.state {
-            if self.known && !trial.found.is_empty() {
+            if self.known && trial.will_do(half.backlog.len()) {
                 self.accept(side, out);
                 self.run(side, out);
             } else {
@@ -350,6 +404,23 @@ impl Connection {
         }
     }
 
+    /// Where else FPDUs of `side` may begin: the framing, and a place where one did.
+    fn grid(&self, side: usize) -> Option<(Framing, u64)> {
+        let half = &self.halves[side];
+        self.framing(side).or(half.followed).zip(half.place)
+    }
+
+    /// The state in which the next FPDU of `side` is looked for.
+    fn searching(&self, side: usize) -> State {
+        if self.grid(side).is_some() {
+            State::Scan
+        } else if self.foreign {
+            State::Foreign
+        } else {
+            State::Search
+        }
+    }
+
     /// RFC 5044 §7.1: the CRC is left out only if neither side asks for it.
     fn crc_in_use(&self) -> Option<bool> {
         let [a, b] = [0, 1].map(|side: usize| {
@@ -383,6 +454,7 @@ impl Connection {
                     return self.enqueue(side, chunk, usize::MAX, out);
                 }
                 Step::Took(len, fpdu) => {
+                    self.halves[side].zeros |= is_left_out(&fpdu);
                     self.tell(side, chunk.number, Iwarp::Fpdu(fpdu), out);
                     chunk.advance(len);
                 }
@@ -415,6 +487,7 @@ impl Connection {
         let declared = self.framing(side);
         let half = &mut self.halves[side];
         half.let_go();
+        half.remember();
         let State::Fpdus(fpdus) = &half.state else {
             return;
         };
@@ -435,6 +508,7 @@ impl Connection {
                     half.backlog.clear();
                     return;
                 }
+                State::Scan => self.scan(side),
                 State::Startup { first } => self.start_up(side, first, out),
                 State::Trial(_) => self.try_on(side, out),
                 State::Fpdus(_) => self.follow(side, out),
@@ -459,6 +533,8 @@ impl Connection {
                 trial.need = 0;
             }
             self.run(side, out);
+        } else if matches!(half.state, State::Search) {
+            self.halves[side].state = self.searching(side);
         }
     }
 
@@ -470,6 +546,7 @@ impl Connection {
             Ok(Some((start, used))) => {
                 half.flags = Some(start.flags);
                 half.origin = Some(half.backlog.pos + used as u64);
+                half.place = half.origin;
                 Ok((to_owned(&start), used))
             }
             Err(error) => Err(error),
@@ -550,6 +627,7 @@ impl Connection {
                     Step::Doubt(len, fpdu) => (len, fpdu, true),
                 };
             if let Some(fpdu) = fpdu {
+                half.zeros |= is_left_out(&fpdu);
                 let number = half.backlog.number_at(len - 1);
                 self.tell(side, number, Iwarp::Fpdu(fpdu), out);
             }
@@ -558,6 +636,55 @@ impl Connection {
             }
             self.halves[side].backlog.advance(len);
         }
+    }
+
+    /// Looks for an FPDU in the backlog. What precedes it goes, and so does what is none; less than
+    /// an FPDU is kept.
+    fn scan(&mut self, side: usize) -> bool {
+        let grid = self.grid(side);
+        let half = &mut self.halves[side];
+        let Some((framing, place)) = grid else {
+            half.state = State::Search;
+            return true;
+        };
+        let (start, octets) = (half.backlog.pos, half.backlog.octets());
+        let mut arrivals = half.backlog.arrivals().peekable();
+        let mut at = 0;
+        while octets.len() >= at + SCAN_PEEK {
+            let (pos, input) = (start + at as u64, &octets[at..]);
+            let to_grid = (place.wrapping_sub(pos) % ALIGNMENT) as usize;
+            let segment = arrivals.peek() == Some(&(pos, true));
+            let distance = match to_grid {
+                0 => next_place(framing, pos, input),
+                _ if segment && may_begin(Some(framing), pos, input) => 0,
+                _ => to_grid,
+            };
+            if distance == 0 {
+                drop(arrivals);
+                half.backlog.advance(at);
+                let mut trial = Trial::new(Some(framing));
+                trial.scanned = !segment;
+                half.state = State::Trial(trial);
+                return true;
+            }
+            at += distance;
+            // A segment that begins off the grid may be another connection's, between the same ends.
+            let next = start + at as u64;
+            while let Some(&(begin, segment)) = arrivals.peek()
+                && begin < next
+            {
+                if segment && begin > pos {
+                    at = (begin - start) as usize;
+                    break;
+                }
+                arrivals.next();
+            }
+        }
+        drop(arrivals);
+        // The next place may lie behind what is there.
+        let len = half.backlog.len();
+        half.backlog.advance(at.min(len));
+        false
     }
 
     /// Goes on with a trial.
@@ -571,6 +698,7 @@ impl Connection {
         // that is too little, unless the first FPDU's place is known.
         let any_crc = crc_in_use == Some(false) && !trial.guess
             || trial.at_origin && crc_in_use != Some(true);
+        let zero_is_none = crc_in_use == Some(true) && !half.zeros;
         while !trial.is_proven(known) {
             let input = &half.backlog.octets()[trial.at..];
             if input.len() < trial.need.max(1) {
@@ -600,11 +728,16 @@ impl Connection {
             if let Some(view) = affordable {
                 half.credit -= view.total as u64;
                 let fpdu = view.read(crc_in_use);
-                if any_crc || fpdu.crc != CrcState::Bad {
+                let believed = match fpdu.crc {
+                    CrcState::Good => true,
+                    CrcState::Zero => !zero_is_none,
+                    CrcState::Bad => any_crc,
+                };
+                if believed {
                     trial.found.push(Found {
                         begin: trial.at,
                         number: half.backlog.number_at(trial.at + view.total - 1),
-                        good: fpdu.crc == CrcState::Good,
+                        crc: fpdu.crc,
                         fpdu: Some(fpdu),
                     });
                     trial.framing = trial.framing.after(view.total);
@@ -639,6 +772,7 @@ impl Connection {
         };
         fpdus.make_sure();
         half.state = State::Fpdus(fpdus);
+        half.place = Some(half.backlog.pos);
         half.backlog.advance(trial.at);
         if !self.known {
             self.known = true;
@@ -651,8 +785,14 @@ impl Connection {
         }
     }
 
-    /// The backlog's front is nothing: looks at the segments behind it.
+    /// The backlog's front is nothing: looks at what is behind it.
     fn resume(&mut self, side: usize) {
+        if self.grid(side).is_some() {
+            let half = &mut self.halves[side];
+            half.state = State::Scan;
+            half.backlog.advance(half.backlog.len().min(1));
+            return;
+        }
         self.halves[side].state = if self.foreign { State::Foreign } else { State::Search };
         // The backlog is put aside, for `look` to change the rest.
         let mut backlog = core::mem::take(&mut self.halves[side].backlog);
@@ -666,21 +806,25 @@ impl Connection {
 
     /// Nothing comes right behind the latest octets, perhaps nothing at all: what is open is decided.
     pub(super) fn stop(&mut self, side: usize, out: &mut Out) {
-        if let State::Trial(trial) = &self.halves[side].state
-            && self.known
-            && !trial.found.is_empty()
-        {
-            self.accept(side, out);
+        while let State::Trial(trial) = &self.halves[side].state {
+            if self.known && trial.will_do(self.halves[side].backlog.len()) {
+                self.accept(side, out);
+            } else if self.grid(side).is_some() {
+                // It hides what is behind it.
+                self.resume(side);
+            } else {
+                break;
+            }
             self.run(side, out);
         }
         let half = &mut self.halves[side];
         half.backlog.clear();
+        half.remember();
         if let State::Fpdus(Fpdus { framing: Framing::OffGrid(_), .. }) = half.state {
             half.off_grid = true;
         }
         if self.is_ordered(side) {
-            let state = if self.foreign { State::Foreign } else { State::Search };
-            self.halves[side].state = state;
+            self.halves[side].state = self.searching(side);
         }
         self.settle(1 - side, out);
     }
@@ -809,6 +953,34 @@ impl Trial {
         self.need = 0;
         true
     }
+}
+
+/// Whether the CRC is zero although it is in use.
+fn is_left_out(fpdu: &Fpdu) -> bool {
+    fpdu.crc == CrcState::Zero && fpdu.crc_in_use == Some(true)
+}
+
+/// How far it is from `pos` to the next place where an FPDU may begin, or where more can be said: 0
+/// if one may begin here. There are at least [`SCAN_PEEK`] octets of `input`.
+#[inline]
+fn next_place(framing: Framing, pos: u64, input: &[u8]) -> usize {
+    let mut control = LENGTH_LEN;
+    if let Some(to_marker) = framing.to_marker(pos) {
+        if to_marker == 0 {
+            control += MARKER_LEN;
+        } else if to_marker == MARKER_SPACING - MARKER_LEN {
+            // A marker belongs to the FPDU behind it, which begins with it.
+            return MARKER_LEN;
+        } else if let Some(&[_, _, high, low]) = input.get(to_marker..).and_then(<[u8]>::first_chunk)
+            && to_marker < usize::from(u16::from_be_bytes([high, low]) & !3)
+        {
+            // The FPDU around the marker began before.
+            return to_marker;
+        }
+    }
+    let begins = is_control(input[control])
+        && View::new(framing, pos, input).is_ok_and(|view| view.is_plausible());
+    if begins { 0 } else { ALIGNMENT as usize }
 }
 
 /// Calls `found` for each place at the front of `input`, where an FPDU or the marker in front of
