@@ -971,7 +971,8 @@ fn next_place(framing: Framing, pos: u64, input: &[u8]) -> usize {
         } else if to_marker == MARKER_SPACING - MARKER_LEN {
             // A marker belongs to the FPDU behind it, which begins with it.
             return MARKER_LEN;
-        } else if let Some(&[_, _, high, low]) = input.get(to_marker..).and_then(<[u8]>::first_chunk)
+        } else if let Some(&[_, _, high, low]) =
+            input.get(to_marker..).and_then(<[u8]>::first_chunk)
             && to_marker < usize::from(u16::from_be_bytes([high, low]) & !3)
         {
             // The FPDU around the marker began before.
@@ -1509,6 +1510,147 @@ mod tests {
         }
     }
 
+    /// Octets that look like FPDUs, each with a CRC of `crc`.
+    fn feigned(n: usize, lens: &[usize], crc: [u8; CRC_LEN]) -> Vec<u8> {
+        let mut out = Vec::new();
+        for i in 0..n {
+            // No FPDU that is sent has such a place.
+            let ulpdu = write(0xfe16_0000 + i as u64, lens[i % lens.len()]);
+            let begin = out.len();
+            out.extend(frame(&[ulpdu], false, false));
+            let end = out.len() - CRC_LEN;
+            // The right one, by chance, would be no pretence.
+            assert_ne!(crate::wire::crc::crc32c(&out[begin..end]).to_le_bytes(), crc);
+            out[end..].copy_from_slice(&crc);
+        }
+        out
+    }
+
+    /// A WRITE of these octets.
+    fn write_of(n: u64, octets: &[u8]) -> Vec<u8> {
+        let mut ulpdu = write(n, octets.len());
+        let header = ulpdu.len() - octets.len();
+        ulpdu[header..].copy_from_slice(octets);
+        ulpdu
+    }
+
+    /// Sends these ULPDUs packed, loses `lose` segments at each place in turn, and compares what is told with
+    /// what was sent: all that precedes what is lost, and all that begins behind it.
+    fn lose_each(ulpdus: &[Vec<u8>], markers: bool, crc: bool, mss: usize, lose: usize) {
+        let flags = if crc { CRC } else { NONE };
+        let mut talk = Talk::started(flags, if markers { MARKERS } else { NONE });
+        let opening = talk.sent.len();
+        talk.send(CLIENT, &frame(ulpdus, markers, crc), mss);
+        let segments = talk.sent.len() - opening;
+        talk.push(SERVER, ACK, &[]);
+        let mut ends = vec![0];
+        let mut encoder = fpdu::MarkerEncoder::new(crc);
+        for ulpdu in ulpdus {
+            let mut one = frame(core::slice::from_ref(ulpdu), false, crc);
+            if markers {
+                let mut marked = Vec::new();
+                encoder.push(&one, &mut marked);
+                one = marked;
+            }
+            ends.push(ends.last().unwrap_or(&0) + one.len());
+        }
+        let sent = Capture::whole(&talk.sent).fpdus();
+        assert_eq!(sent.len(), ulpdus.len());
+        for lost in opening..opening + segments {
+            let mut some = talk.sent.clone();
+            let behind = (lost + lose).min(opening + segments);
+            some.drain(lost..behind);
+            let gone = (behind - lost) as u64;
+            let told = Capture::whole(&some).fpdus();
+            // Those that were whole before the gap, and those that began behind it.
+            let gap = [lost, behind].map(|at| (at - opening) * mss);
+            let parts = ends.windows(2).zip(&sent);
+            let before = parts.clone().filter(|(ends, _)| ends[1] <= gap[0]);
+            let after = parts.filter(|(ends, _)| ends[0] >= gap[1]);
+            let after = after.map(|(_, (number, words))| (number - gone, words.clone()));
+            let want: Vec<_> = before.map(|(_, told)| told.clone()).chain(after).collect();
+            let case = format!("markers {markers}, CRC {crc}, {mss} octets each, without {lost}");
+            assert_eq!(told, want, "{case}");
+        }
+    }
+
+    #[test]
+    fn after_a_gap_packed_fpdus_are_found_again() {
+        // Payload is random: neighbours that look like FPDUs by chance are no matter.
+        let mut state = 1_u64;
+        let mut random = move || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 56) as u8
+        };
+        for lens in [&[0, 1, 2, 3][..], &[40], &[500, 7], &[1400, 20, 300], &[9000, 3], &[65_000]] {
+            let n = (60_000 / lens.iter().sum::<usize>()).clamp(6, 60) * lens.len();
+            let fill =
+                |i: usize| -> Vec<u8> { (0..lens[i % lens.len()]).map(|_| random()).collect() };
+            let payloads: Vec<Vec<u8>> = (0..n.min(120)).map(fill).collect();
+            let ulpdus: Vec<_> = (1..).zip(&payloads).map(|(n, p)| write_of(n, p)).collect();
+            let whole = frame(&ulpdus, false, false).len();
+            for mss in [100, 531, 1448, 65_483] {
+                if whole / mss > 150 || whole < 3 * mss {
+                    continue;
+                }
+                for (markers, crc) in [(false, true), (false, false), (true, true), (true, false)] {
+                    lose_each(&ulpdus, markers, crc, mss, 1);
+                    lose_each(&ulpdus, markers, crc, mss, 3);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn after_a_gap_without_a_start_up_frame() {
+        // Its framing is known from what was followed.
+        for markers in [false, true] {
+            let ulpdus = mixed(200, |i| 50 + i % 30);
+            let octets = frame(&ulpdus, markers, true);
+            let mut talk = Talk::under_way();
+            talk.send(CLIENT, &octets, 733);
+            talk.push(SERVER, ACK, &[]);
+            talk.sent.remove(7);
+            let told = Capture::whole(&talk.sent).fpdus().len();
+            assert!(told > 180, "markers {markers}: {told}");
+        }
+    }
+
+    #[test]
+    fn a_scan_costs_little() {
+        // A beginning of an FPDU of 60,000 octets at each fourth octet.
+        let payload = hex!("ea60 4140").repeat(4000);
+        let ulpdus = vec![write_of(1, &payload); 200];
+        for markers in [false, true] {
+            for flags in [CRC, NONE] {
+                let mut talk = Talk::started(flags, if markers { MARKERS } else { NONE });
+                talk.send(CLIENT, &frame(&ulpdus, markers, true), 1448);
+                talk.push(SERVER, ACK, &[]);
+                talk.sent.remove(10);
+                let begin = std::time::Instant::now();
+                let capture = Capture::whole(&talk.sent);
+                // Each of 800,000 places with 60,000 octets would take minutes.
+                assert!(begin.elapsed().as_secs() < 20, "{:?}", begin.elapsed());
+                let sent = |told: &(u64, String)| told.1.starts_with("WRITE 0x1 16000 Good");
+                let fpdus = capture.fpdus();
+                if flags == CRC || markers {
+                    assert!(fpdus.iter().all(sent), "{:?}", fpdus.iter().find(|f| !sent(f)));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_peer_that_leaves_the_crc_out_is_believed_if_it_always_did() {
+        let octets = frame(&mixed(300, |i| 50 + i % 30), false, false);
+        let mut talk = Talk::started(CRC, CRC);
+        talk.send(CLIENT, &octets, 733);
+        talk.push(SERVER, ACK, &[]);
+        talk.sent.remove(12);
+        let told = Capture::whole(&talk.sent).fpdus().len();
+        assert!((280..300).contains(&told), "{told}");
+    }
+
     /// As softiwarp put markers into a stream in 2008.
     fn off_grid(ulpdus: &[Vec<u8>]) -> Vec<Vec<u8>> {
         let mut count = 0_usize;
@@ -1685,6 +1827,40 @@ mod tests {
             talk.send(CLIENT, &octets[8..], mss);
             let capture = Capture::whole(&talk.sent);
             prop_assert_eq!(capture.fpdus().len(), lens.len());
+        }
+
+        /// Payload that is made of FPDUs, but for the right CRC.
+        #[test]
+        fn what_was_not_sent_is_not_told(
+            lens in prop::collection::vec(0_usize..300, 1..6), crc: [u8; 4], zero: bool,
+            shift in 0_usize..8, sizes in prop::collection::vec(1_usize..60, 5..20),
+            mss in 20_usize..3000, markers: bool, lost in prop::collection::vec(any::<bool>(), 1..40),
+        ) {
+            let crc = if zero { [0; 4] } else { crc };
+            let ulpdus: Vec<_> = (1..)
+                .zip(&sizes)
+                .map(|(n, &size)| {
+                    write_of(n, &[&vec![0; shift][..], &feigned(size, &lens, crc)].concat())
+                })
+                .filter(|ulpdu| ulpdu.len() < 65_000)
+                .collect();
+            let mut talk = Talk::started(CRC, if markers { MARKERS } else { NONE });
+            let opening = talk.sent.len();
+            talk.send(CLIENT, &frame(&ulpdus, markers, true), mss);
+            talk.push(SERVER, ACK, &[]);
+            let some: Vec<_> = talk
+                .sent
+                .iter()
+                .enumerate()
+                .filter(|&(i, _)| i < opening || !lost[i % lost.len()] || i % 3 > 0)
+                .map(|(_, sent)| sent.clone())
+                .collect();
+            let sent = Capture::whole(&talk.sent).fpdus();
+            prop_assert_eq!(sent.len(), ulpdus.len());
+            let mut sent = sent.iter().map(|(_, words)| words);
+            for (_, words) in Capture::whole(&some).fpdus() {
+                prop_assert!(sent.any(|sent| *sent == words), "{} was not sent", words);
+            }
         }
 
         #[test]
