@@ -29,8 +29,9 @@
 //! other (RFC 5041 §4, RFC 5040 §4), and a CRC that is good or zero. In a stream about which
 //! nothing is known three of them in a row are a proof, or two where a CRC is good. In a connection
 //! that is known to be MPA it is one with a good CRC, or two. A CRC of zero is none where the CRC is
-//! in use, unless the peer was seen to leave it out anyway. What a scan finds within a segment
-//! needs a third FPDU where CRCs are neither good nor zero.
+//! in use, unless the peer was seen to leave it out anyway; nor is what else a peer does not put
+//! there that was seen to do the same always. What a scan finds within a segment needs a third
+//! FPDU where CRCs are neither good nor zero.
 
 mod backlog;
 mod view;
@@ -93,8 +94,8 @@ struct Half {
     place: Option<u64>,
     /// The framing of FPDUs that were followed, if it was beyond doubt and is not off the grid.
     followed: Option<Framing>,
-    /// FPDUs had a CRC of zero although the CRC is in use.
-    zeros: bool,
+    /// What this side's FPDUs had as CRC.
+    crcs: Crcs,
     /// Frames up to this one are gone: nothing can be told at them any more.
     released: u64,
     /// The frame that brought the latest octets.
@@ -113,11 +114,39 @@ impl Default for Half {
             off_grid: false,
             place: None,
             followed: None,
-            zeros: false,
+            crcs: Crcs::default(),
             released: 0,
             latest: 0,
             credit: CREDIT,
         }
+    }
+}
+
+/// The states of CRCs that one side sent.
+#[derive(Debug, Default, Clone, Copy)]
+struct Crcs {
+    good: bool,
+    zero: bool,
+    bad: bool,
+}
+
+impl Crcs {
+    const fn add(&mut self, crc: CrcState) {
+        match crc {
+            CrcState::Good => self.good = true,
+            CrcState::Zero => self.zero = true,
+            CrcState::Bad => self.bad = true,
+        }
+    }
+
+    /// Whether an FPDU of this side may have a CRC of zero: one that always has a good one has not.
+    fn may_be_zero(self, in_use: Option<bool>) -> bool {
+        self.zero || in_use != Some(true) && (self.bad || !self.good)
+    }
+
+    /// Whether an FPDU of this side may hold anything where the CRC is, if that is not in use.
+    const fn may_be_bad(self) -> bool {
+        self.bad || !self.good && !self.zero
     }
 }
 
@@ -454,7 +483,7 @@ impl Connection {
                     return self.enqueue(side, chunk, usize::MAX, out);
                 }
                 Step::Took(len, fpdu) => {
-                    self.halves[side].zeros |= is_left_out(&fpdu);
+                    self.halves[side].crcs.add(fpdu.crc);
                     self.tell(side, chunk.number, Iwarp::Fpdu(fpdu), out);
                     chunk.advance(len);
                 }
@@ -627,7 +656,7 @@ impl Connection {
                     Step::Doubt(len, fpdu) => (len, fpdu, true),
                 };
             if let Some(fpdu) = fpdu {
-                half.zeros |= is_left_out(&fpdu);
+                half.crcs.add(fpdu.crc);
                 let number = half.backlog.number_at(len - 1);
                 self.tell(side, number, Iwarp::Fpdu(fpdu), out);
             }
@@ -698,7 +727,6 @@ impl Connection {
         // that is too little, unless the first FPDU's place is known.
         let any_crc = crc_in_use == Some(false) && !trial.guess
             || trial.at_origin && crc_in_use != Some(true);
-        let zero_is_none = crc_in_use == Some(true) && !half.zeros;
         while !trial.is_proven(known) {
             let input = &half.backlog.octets()[trial.at..];
             if input.len() < trial.need.max(1) {
@@ -730,8 +758,8 @@ impl Connection {
                 let fpdu = view.read(crc_in_use);
                 let believed = match fpdu.crc {
                     CrcState::Good => true,
-                    CrcState::Zero => !zero_is_none,
-                    CrcState::Bad => any_crc,
+                    CrcState::Zero => half.crcs.may_be_zero(crc_in_use),
+                    CrcState::Bad => any_crc && half.crcs.may_be_bad(),
                 };
                 if believed {
                     trial.found.push(Found {
@@ -779,6 +807,7 @@ impl Connection {
             self.news = true;
         }
         for found in trial.found {
+            self.halves[side].crcs.add(found.crc);
             if let Some(fpdu) = found.fpdu {
                 self.tell(side, found.number, Iwarp::Fpdu(fpdu), out);
             }
@@ -953,11 +982,6 @@ impl Trial {
         self.need = 0;
         true
     }
-}
-
-/// Whether the CRC is zero although it is in use.
-fn is_left_out(fpdu: &Fpdu) -> bool {
-    fpdu.crc == CrcState::Zero && fpdu.crc_in_use == Some(true)
 }
 
 /// How far it is from `pos` to the next place where an FPDU may begin, or where more can be said: 0
@@ -1619,7 +1643,7 @@ mod tests {
     #[test]
     fn a_scan_costs_little() {
         // A beginning of an FPDU of 60,000 octets at each fourth octet.
-        let payload = hex!("ea60 4140").repeat(4000);
+        let payload = hex!("ea60 c140").repeat(4000);
         let ulpdus = vec![write_of(1, &payload); 200];
         for markers in [false, true] {
             for flags in [CRC, NONE] {
