@@ -28,10 +28,10 @@
 //! **What counts as proof.** An FPDU has a length, a DDP and an RDMAP header that agree with each
 //! other (RFC 5041 §4, RFC 5040 §4), and a CRC that is good or zero. In a stream about which
 //! nothing is known three of them in a row are a proof, or two where a CRC is good. In a connection
-//! that is known to be MPA it is one with a good CRC, or two. A CRC of zero is none where the CRC is
-//! in use, unless the peer was seen to leave it out anyway; nor is what else a peer does not put
-//! there that was seen to do the same always. What a scan finds within a segment needs a third
-//! FPDU where CRCs are neither good nor zero.
+//! that is known to be MPA it is one with a good CRC, or two. A CRC counts only if it is like those
+//! that the peer sent before: zero is no proof from a peer that fills the field, and where the CRC
+//! is in use only from one that was seen to leave it out. What a scan finds within a segment needs
+//! a third FPDU where CRCs are neither good nor zero.
 
 mod backlog;
 mod view;
@@ -1641,6 +1641,26 @@ mod tests {
     }
 
     #[test]
+    fn what_looks_like_a_long_fpdu_hides_nothing() {
+        for (flags, crc) in [(CRC, true), (NONE, false)] {
+            let mut talk = Talk::started(flags, NONE);
+            let first = frame(&[write(1, 1000)], false, crc);
+            talk.push(CLIENT, ACK, &first);
+            // The beginning of one of 60,000 octets, in the payload behind the gap.
+            let payload = [&[0; 1400][..], &hex!("ea60 c140"), &[0; 1096]].concat();
+            talk.send(CLIENT, &frame(&[write_of(2, &payload)], false, crc), 1000);
+            for n in 3..9 {
+                talk.push(CLIENT, ACK, &frame(&[write(n, 100)], false, crc));
+            }
+            talk.push(SERVER, ACK, &[]);
+            talk.sent.remove(6);
+            let capture = Capture::whole(&talk.sent);
+            let numbers: Vec<u64> = capture.fpdus().iter().map(|(number, _)| *number).collect();
+            assert_eq!(numbers, [6, 9, 10, 11, 12, 13, 14], "{:?}", capture.described());
+        }
+    }
+
+    #[test]
     fn a_scan_costs_little() {
         // A beginning of an FPDU of 60,000 octets at each fourth octet.
         let payload = hex!("ea60 c140").repeat(4000);
@@ -1895,6 +1915,22 @@ mod tests {
             talk.send(CLIENT, &octets, mss);
             let capture = Capture::whole(&talk.sent);
             prop_assert_eq!(capture.told.len(), 0);
+        }
+
+        #[test]
+        fn random_octets_behind_a_gap_are_no_fpdus(
+            octets in prop::collection::vec(any::<u8>(), 1..20_000), mss in 1_usize..1500,
+            crc: bool, markers: bool,
+        ) {
+            let flags = if crc { CRC } else { NONE };
+            let mut talk = Talk::started(flags, if markers { MARKERS } else { NONE });
+            talk.push(CLIENT, ACK, &frame(&mixed(3, |i| i), markers, crc));
+            let lost = talk.sent.len();
+            talk.push(CLIENT, ACK, &[0; 40]);
+            talk.send(CLIENT, &octets, mss);
+            talk.push(SERVER, ACK, &[]);
+            talk.sent.remove(lost);
+            prop_assert_eq!(Capture::whole(&talk.sent).fpdus().len(), 3);
         }
 
         #[test]
