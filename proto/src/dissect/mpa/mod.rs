@@ -54,8 +54,8 @@ pub(super) type Out = Vec<(u64, Iwarp)>;
 
 /// Octets of a segment that tell whether an FPDU may begin there: length and both control octets.
 const HEADER_PEEK: usize = LENGTH_LEN + 2;
-/// Octets that tell whether an FPDU may begin there, its queue number and a marker among them. Fewer
-/// than any FPDU has.
+/// Octets that tell whether an FPDU may begin there, its queue number and a marker among them.
+/// Fewer than any FPDU has.
 const SCAN_PEEK: usize = 16;
 /// FPDUs begin at places that differ by multiples of this.
 const ALIGNMENT: u64 = 4;
@@ -697,7 +697,7 @@ impl Connection {
                 return true;
             }
             at += distance;
-            // A segment that begins off the grid may be another connection's, between the same ends.
+            // A segment off the grid may be another connection's, between the same ends.
             let next = start + at as u64;
             while let Some(&(begin, segment)) = arrivals.peek()
                 && begin < next
@@ -1558,8 +1558,8 @@ mod tests {
         ulpdu
     }
 
-    /// Sends these ULPDUs packed, loses `lose` segments at each place in turn, and compares what is told with
-    /// what was sent: all that precedes what is lost, and all that begins behind it.
+    /// Sends these ULPDUs packed, loses `lose` segments at each place in turn, and compares what is
+    /// told with what was sent: all that precedes what is lost, and all that begins behind it.
     fn lose_each(ulpdus: &[Vec<u8>], markers: bool, crc: bool, mss: usize, lose: usize) {
         let flags = if crc { CRC } else { NONE };
         let mut talk = Talk::started(flags, if markers { MARKERS } else { NONE });
