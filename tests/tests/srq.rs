@@ -135,9 +135,9 @@ fn a_receive_that_is_too_small_fails_alone() {
     srq.0.lock().unwrap().post(RecvWr::new(70, []), 0).unwrap();
     post(&srq, 1..3);
     let now = pairs[0].now;
-    for i in 0..2 {
-        let stream = outgoing(&mut pairs[i], 10);
-        pairs[i].sides[1].feed(now, &stream);
+    for pair in &mut pairs {
+        let stream = outgoing(pair, 10);
+        pair.sides[1].feed(now, &stream);
     }
     let ends = |i: usize| {
         let side = &pairs[i].sides[1];
@@ -448,6 +448,47 @@ async fn a_greedy_peer_of_a_shared_queue_is_noticed() {
         assert!(server.wc().await.status.is_ok());
     }
     assert_eq!(server.srq.posted(), 8);
+}
+
+/// The peer's messages overflow the completion queue: what they brought is handed out all the same.
+#[tokio::test]
+async fn a_completion_queue_that_peers_overflow_loses_nothing() {
+    let mut server = Server::new(quick(), 16).await;
+    server.cq = server.device.create_cq(2).unwrap();
+    let (a, at_a) = server.client().await;
+    let (b, at_b) = server.client().await;
+    let other = Server::new(quick(), 4).await;
+    let (c, at_c) = other.client().await;
+    let told = Arc::new(AtomicUsize::new(0));
+    server.cq.on_overflow({
+        let told = told.clone();
+        move || {
+            told.fetch_add(1, Ordering::SeqCst);
+        }
+    });
+    server.srq.post_recv_batch((0..16).map(|id| server.wr(id))).unwrap();
+    let send = |id| SendWr::inline(id, SendOp::Send, b"one too many").unsignaled();
+    // Nobody polls the queue; its event comes though it was never armed.
+    a.qp.post_send_batch((0..5).map(send)).unwrap();
+    tokio::time::timeout(LONG, server.cq.notified()).await.expect("the overflow is an event");
+    assert!(matches!(at_a.closed().await, CloseReason::TerminateSent(_)));
+    assert!(matches!(a.qp.closed().await, CloseReason::TerminateReceived(_)));
+    assert_eq!(told.load(Ordering::SeqCst), 1);
+    assert_eq!(server.cq.overflowed(), Some(3));
+    // The other queue pair that completes into it ends with its next message, which is not lost.
+    b.qp.post_send(send(0)).unwrap();
+    assert!(matches!(at_b.closed().await, CloseReason::TerminateSent(_)));
+    for (id, qp) in (0..5).map(|id| (id, &at_a)).chain([(5, &at_b)]) {
+        let wc = server.wc().await;
+        assert_eq!((wc.id, wc.qpn, wc.status), (id, qp.qpn(), WcStatus::SUCCESS));
+        assert_eq!(octets(&server.inbox, id as usize * PIECE, 12), b"one too many");
+    }
+    assert!(matches!(server.cq.next().await, Err(Error::CqOverflow(2))));
+    assert_eq!((told.load(Ordering::SeqCst), server.srq.posted()), (1, 10));
+    // Those of another queue see nothing of it.
+    other.srq.post_recv(other.wr(0)).unwrap();
+    c.post(SendWr::inline(1, SendOp::Send, b"")).await;
+    assert_eq!((other.wc().await.qpn, at_c.state()), (at_c.qpn(), QpState::Rts));
 }
 
 #[tokio::test]
