@@ -15,8 +15,8 @@
 //! factor of 1.2 to 4.4. Who goes to sleep says so ([`Pollers::sleep`]), and the task puts the
 //! socket back.
 //!
-//! Locks: a core, then a shared receive queue or a completion queue. Wakers are called when all locks are released
-//! ([`Wakes`]); no lock is held across an await.
+//! Locks: a core, then a shared receive queue or a completion queue. Wakers are called when all
+//! locks are released ([`Wakes`]); no lock is held across an await.
 
 use std::{
     collections::VecDeque,
@@ -617,8 +617,8 @@ impl Core {
         self.settle(qp, wakes);
     }
 
-    /// Completions to their futures and queues, events to whom they concern. Where a completion queue
-    /// has overflowed, that is the end of the connection.
+    /// Completions to their futures and queues, events to whom they concern. Where a completion
+    /// queue has overflowed, that is the end of the connection.
     fn settle(&mut self, qp: &QpShared, wakes: &mut Wakes) {
         self.deliver(qp, wakes);
         if qp.overflowed().is_none() {

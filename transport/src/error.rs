@@ -62,7 +62,8 @@ pub enum Error {
         opcode: WcOpcode,
     },
     /// More completions came than the queue holds; the number of entries it has. All of them were
-    /// handed out before this error, and the queue pairs that use the queue have ended ([`Cq`](crate::Cq)).
+    /// handed out before this error, and the queue pairs that use the queue have ended
+    /// ([`Cq`](crate::Cq)).
     #[error("the completion queue overflowed: {0} entries; make it deeper or poll it more often")]
     CqOverflow(usize),
     /// A configured limit.

@@ -65,8 +65,8 @@
 //! A call that asks for something wrong returns an error, and nothing has changed. Work that fails,
 //! or that the peer refuses, completes with a [`WcStatus`]; the queue pair is in [`QpState::Err`]
 //! then, everything outstanding completes as flushed, and [`Qp::closed`] tells why. A completion
-//! queue that is too short loses nothing, but ends the queue pairs that use it ([`Cq`]). What strangers
-//! do to a listener is counted in [`DeviceStats`].
+//! queue that is too short loses nothing, but ends the queue pairs that use it ([`Cq`]). What
+//! strangers do to a listener is counted in [`DeviceStats`].
 #![deny(unsafe_code)]
 
 mod cq;
