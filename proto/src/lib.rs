@@ -7,6 +7,7 @@
 //! * [`verbs`]: plain data that an RDMA program and both transports speak: work requests,
 //!   completions, states, rights.
 //! * [`mem`]: the [`mem::Memory`] trait, the only door from a state machine to registered bytes.
+//! * [`srq`]: the receives of a queue pair, its own or shared by several.
 //! * [`iwarp`]: MPA start-up, DDP queues and RDMAP operations of one iWARP connection
 //!   (RFC 5044, 5041, 5040, 6581, 7306).
 //! * `dissect` (feature of that name): captures, their frames, and what RDMA they carry.
@@ -24,6 +25,7 @@ extern crate std;
 pub mod dissect;
 pub mod iwarp;
 pub mod mem;
+pub mod srq;
 pub mod time;
 pub mod verbs;
 pub mod wire;

@@ -482,6 +482,21 @@ pub enum PostError {
         /// Its length.
         max: usize,
     },
+    /// The queue pair has no receive queue of its own: post to the shared one, which it takes its
+    /// receives from.
+    #[error(
+        "the queue pair takes its receives from a shared receive queue: post them to that queue"
+    )]
+    SharedReceives,
+    /// The completion queue holds more than its length already, and is of no use any more.
+    #[error(
+        "the completion queue overflowed ({depth} entries), so nothing new is taken: make it as \
+         deep as all work that is outstanding at a time, or poll it more often"
+    )]
+    CqOverflow {
+        /// Completions it holds.
+        depth: usize,
+    },
     /// The queue pair is not in a state that takes this.
     #[error("the queue pair is in state {0:?}, which takes no such work")]
     BadState(QpState),

@@ -10,7 +10,7 @@ use std::{
 };
 
 use common::*;
-use userdma::{RecvWr, SendOp, SendWr, Wc};
+use userdma::{QpInit, RecvWr, SendOp, SendWr, Wc};
 
 struct Counting;
 
@@ -80,4 +80,37 @@ async fn moving_messages_allocates_nothing() {
         let made = ALLOCATIONS.load(Ordering::Relaxed) - before;
         assert_eq!(made, 0, "in 50 rounds of 68 messages, CRC {crc}");
     }
+
+    // The same with receives from a shared queue, armed for its limit each time.
+    let (device, listener, addr) = listening("127.0.0.1", quick()).await;
+    let (pd, cq) = (device.alloc_pd().unwrap(), device.create_cq(64).unwrap());
+    let srq = pd.create_srq(16, 1).unwrap();
+    let accept = async {
+        let request = listener.accept().await.unwrap();
+        request.accept(&pd, QpInit::new(&cq).srq(&srq), b"").await.unwrap()
+    };
+    let here = (device.alloc_pd().unwrap(), device.create_cq(64).unwrap());
+    let connect = device.connect(&addr, &here.0, QpInit::new(&here.1), b"");
+    let (qp, client) = tokio::join!(accept, connect);
+    let b = Side { device: device.clone(), pd, cq, qp };
+    let a = Side { device: device.clone(), pd: here.0, cq: here.1, qp: client.unwrap() };
+    let (ma, mb) = (a.mr(1 << 16, 1), b.mr(1 << 16, 2));
+    let round = || {
+        srq.post_recv_batch((0..8).map(|i| RecvWr::new(i, [mb.slice(0..1 << 16)]))).unwrap();
+        srq.arm(2).unwrap();
+        for i in 0..8 {
+            a.qp.post_send(SendWr::send(i, [ma.slice(0..1 << (2 * i))])).unwrap();
+        }
+        drive(&a, &b, 8, 8);
+        assert_eq!((srq.posted(), srq.limit()), (0, 0));
+    };
+    for _ in 0..50 {
+        round();
+    }
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    for _ in 0..50 {
+        round();
+    }
+    let made = ALLOCATIONS.load(Ordering::Relaxed) - before;
+    assert_eq!(made, 0, "in 50 rounds of 8 messages from a shared queue");
 }

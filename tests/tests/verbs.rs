@@ -14,7 +14,7 @@ use std::{
 use common::*;
 use userdma::{
     Access, CloseReason, Imm, Mr, PostError, QpInit, QpState, RKey, RecvWr, Region, RemoteAddr,
-    SendFlags, SendOp, SendWr, Wc, WcOpcode, WcStatus,
+    SendFlags, SendOp, SendWr, Wc, WcOpcode, WcStatus, proto::wire::iwarp::terminate::TermCode,
 };
 
 /// Every operation once, each content checked at both ends.
@@ -409,7 +409,7 @@ async fn the_queue_pairs_own_rights_limit_its_peer() {
 }
 
 #[tokio::test]
-async fn an_overflowing_queue_says_so_and_keeps_what_it_has() {
+async fn an_overflowing_queue_ends_its_queue_pairs_and_loses_nothing() {
     let (a, b) = pair().await;
     let small = b.device.create_cq(4).unwrap();
     let (listener_device, listener, addr) = listening("127.0.0.1", quick()).await;
@@ -421,18 +421,36 @@ async fn an_overflowing_queue_says_so_and_keeps_what_it_has() {
         let pd = listener_device.alloc_pd().unwrap();
         listener.accept().await.unwrap().accept(&pd, a.qp.init().clone(), b"").await.unwrap()
     };
-    let (qp, _peer) = tokio::join!(connect, accept);
+    let (qp, peer) = tokio::join!(connect, accept);
     let mr = b.mr(64, 0);
-    for id in 0..10 {
-        // Nothing is delivered for WRITEs of length 0, but they complete.
-        qp.post_send(SendWr::write(id, [mr.slice(0..0)], RemoteAddr::default())).unwrap();
-    }
+    // Nothing is delivered for WRITEs of length 0, but they complete.
+    let write = |id| SendWr::write(id, [mr.slice(0..0)], RemoteAddr::default());
+    qp.post_recv(RecvWr::new(100, [])).unwrap();
+    qp.post_send_batch((0..10).map(write)).unwrap();
+    assert_eq!(small.overflowed(), Some(7));
+    // More than it holds: that is the end of the queue pair, and the peer is told.
+    let CloseReason::TerminateSent(sent) = qp.closed().await else {
+        panic!("{:?}", qp.close_reason());
+    };
+    assert_eq!(sent.code, TermCode::RDMAP_LOCAL_CATASTROPHIC);
+    assert!(matches!(peer.closed().await, CloseReason::TerminateReceived(_)));
+    let refused = qp.post_send(write(10)).unwrap_err();
+    assert_eq!(refused, PostError::CqOverflow { depth: 4 });
+    assert!(refused.to_string().contains("overflowed (4 entries)"), "{refused}");
+    assert_eq!(qp.post_recv(RecvWr::new(101, [])), Err(refused));
+    // But every completion is handed out, those without room too, and the flushed receive.
     let mut wcs = [Wc::default(); 16];
-    assert_eq!(small.poll(&mut wcs), 4);
-    assert_eq!(wcs[..4].iter().map(|wc| wc.id).collect::<Vec<_>>(), [0, 1, 2, 3]);
-    assert_eq!(small.overflowed(), Some(6));
+    assert_eq!(small.poll(&mut wcs), 11);
+    assert_eq!(wcs[..10].iter().map(|wc| wc.id).collect::<Vec<_>>(), (0..10).collect::<Vec<_>>());
+    assert!(wcs[..10].iter().all(|wc| wc.status.is_ok()));
+    assert_eq!((wcs[10].id, wcs[10].status), (100, WcStatus::WR_FLUSH_ERR));
     let e = small.next().await.unwrap_err().to_string();
     assert!(e.contains("overflowed: 4 entries"), "{e}");
+    let e = b.pd.create_qp(QpInit::new(&small)).unwrap_err().to_string();
+    assert!(e.contains("overflowed: 4 entries"), "{e}");
+    // Queue pairs of other queues are as before (RFC 5040 §8.1.1).
+    barrier(&a, &b).await;
+    barrier(&b, &a).await;
 }
 
 /// Both sides WRITE and READ much more than the sockets hold, at the same time.

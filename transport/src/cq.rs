@@ -7,7 +7,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc, Weak,
-        atomic::{AtomicU32, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
     },
     task::{Context, Poll, Waker, ready},
     time::Duration,
@@ -15,7 +15,11 @@ use std::{
 
 use parking_lot::Mutex;
 use tokio::task::coop;
-use userdma_proto::{time::Instant, verbs::Wc, wire::ids::Qpn};
+use userdma_proto::{
+    time::Instant,
+    verbs::{PostError, Wc},
+    wire::ids::Qpn,
+};
 
 use crate::{
     engine::{Clock, Pollers, QpShared, Wakes},
@@ -38,6 +42,21 @@ pub(crate) type EventHook = Arc<dyn Fn() + Send + Sync>;
 
 /// Completion queue: where the completions of work requests are put, in the order in which the work
 /// of each queue pair was done. Cheap to clone; all clones are the same queue.
+///
+/// # Overflow
+/// A queue should be as deep as all work that its queue pairs may have outstanding at a time. Where
+/// more completions come than it holds, the queue is in error for good, as verbs have it
+/// (`IBV_EVENT_CQ_ERR`), but nothing is lost:
+///
+/// * every completion is kept, also those beyond the depth, and handed out in order;
+/// * the overflow is told by [`Cq::on_overflow`] and by an event ([`Cq::notified`]), armed or not;
+///   [`Cq::overflowed`] tells it from then on, and [`Cq::next`] once it has handed out the rest;
+/// * the queue pairs that complete into it go to [`QpState::Err`](crate::QpState::Err), their peers
+///   are told by a Terminate, and what was outstanding completes as flushed. Queue pairs of other
+///   queues see nothing of it (RFC 5040 §8.1.1);
+/// * further posts that would complete into it are refused
+///   ([`PostError::CqOverflow`](crate::PostError::CqOverflow)), so that no more is kept than was
+///   outstanding.
 #[derive(Clone)]
 pub struct Cq(Arc<CqShared>);
 
@@ -46,6 +65,8 @@ struct CqShared {
     /// Entries in the ring, to be looked at without its lock.
     len: AtomicUsize,
     depth: usize,
+    /// It has overflowed: to be looked at without the ring's lock.
+    broken: AtomicBool,
     qps: Mutex<Vec<Weak<QpShared>>>,
     /// Which queue pair is driven next.
     turn: AtomicUsize,
@@ -57,8 +78,10 @@ struct CqShared {
 }
 
 struct Ring {
+    /// More than the depth after an overflow.
     entries: VecDeque<Wc>,
-    dropped: u64,
+    /// Completions that came when the queue was full.
+    excess: u64,
     /// Futures that sleep until there is an entry.
     waiting: Wakers,
     /// Armed; `true`: for solicited completions and errors only.
@@ -68,18 +91,19 @@ struct Ring {
     /// Futures that sleep until there is an event.
     listening: Wakers,
     hook: Option<EventHook>,
+    overflow_hook: Option<EventHook>,
 }
 
 /// Wakers of sleeping futures, each under its future's number.
 #[derive(Default)]
-struct Wakers {
+pub(crate) struct Wakers {
     list: Vec<(u64, Waker)>,
     next: u64,
 }
 
 impl Wakers {
     /// Sets the waker of the future `id`, which gets its number with the first call.
-    fn set(&mut self, id: &mut Option<u64>, waker: &Waker) {
+    pub(crate) fn set(&mut self, id: &mut Option<u64>, waker: &Waker) {
         let id = *id.get_or_insert_with(|| {
             self.next += 1;
             self.next
@@ -90,11 +114,11 @@ impl Wakers {
         }
     }
 
-    fn remove(&mut self, id: u64) {
+    pub(crate) fn remove(&mut self, id: u64) {
         self.list.retain(|(known, _)| *known != id);
     }
 
-    fn drain(&mut self) -> impl Iterator<Item = Waker> {
+    pub(crate) fn drain(&mut self) -> impl Iterator<Item = Waker> {
         self.list.drain(..).map(|(_, waker)| waker)
     }
 }
@@ -104,13 +128,15 @@ impl Cq {
         Self(Arc::new(CqShared {
             ring: Mutex::new(Ring {
                 entries: VecDeque::with_capacity(depth),
-                dropped: 0,
+                excess: 0,
                 waiting: Wakers::default(),
                 armed: None,
                 events: 0,
                 listening: Wakers::default(),
                 hook: None,
+                overflow_hook: None,
             }),
+            broken: AtomicBool::new(false),
             len: AtomicUsize::new(0),
             depth,
             qps: Mutex::new(Vec::new()),
@@ -162,11 +188,24 @@ impl Cq {
         Next { cq: self, id: None, spin_until: None, asleep: false }.await
     }
 
-    /// How many completions were dropped because the queue was full; `None` as long as there were
-    /// none. What was in the queue stays.
+    /// How many completions came while the queue was full; `None` as long as there were none. They
+    /// are handed out behind the others.
     pub fn overflowed(&self) -> Option<u64> {
-        let dropped = self.0.ring.lock().dropped;
-        (dropped > 0).then_some(dropped)
+        let excess = self.0.ring.lock().excess;
+        (excess > 0).then_some(excess)
+    }
+
+    /// Has `hook` called when the queue overflows, once, in the thread in which it does and with no
+    /// lock held; at once where it has overflowed already. It replaces the hook before.
+    pub fn on_overflow(&self, hook: impl Fn() + Send + Sync + 'static) {
+        let hook: EventHook = Arc::new(hook);
+        let (_before, late) = {
+            let mut ring = self.0.ring.lock();
+            (ring.overflow_hook.replace(hook.clone()), ring.excess > 0)
+        };
+        if late {
+            hook();
+        }
     }
 
     /// Completions it holds at most.
@@ -220,6 +259,19 @@ impl Cq {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
+    /// Whether it has overflowed: a look without the lock.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.0.broken.load(Ordering::Relaxed)
+    }
+
+    /// Whether work may be posted that completes here.
+    pub(crate) fn may_post(&self) -> Result<(), PostError> {
+        if self.is_broken() {
+            return Err(PostError::CqOverflow { depth: self.0.depth });
+        }
+        Ok(())
+    }
+
     pub(crate) fn pollers(&self) -> &Pollers {
         &self.0.pollers
     }
@@ -239,20 +291,29 @@ impl Cq {
         }
         let mut ring = self.0.ring.lock();
         let ring = &mut *ring;
-        let room = self.0.depth - ring.entries.len();
-        let raises = match ring.armed {
+        let mut raises = match ring.armed {
             Some(true) => fresh.iter().any(|wc| wc.solicited || !wc.status.is_ok()),
             Some(false) => true,
             None => false,
         };
-        ring.dropped += fresh.len().saturating_sub(room) as u64;
-        ring.entries.extend(fresh.drain(..).take(room));
+        let room = self.0.depth.saturating_sub(ring.entries.len());
+        if fresh.len() > room {
+            // Told once, to whoever listens in whatever way.
+            if ring.excess == 0 {
+                self.0.broken.store(true, Ordering::Relaxed);
+                wakes.hooks.extend(ring.overflow_hook.clone());
+                raises = true;
+            }
+            ring.excess += (fresh.len() - room) as u64;
+        }
+        ring.entries.extend(fresh.drain(..));
         self.0.len.store(ring.entries.len(), Ordering::Release);
         wakes.wakers.extend(ring.waiting.drain());
         if raises {
-            ring.armed = None;
+            if ring.armed.take().is_some() {
+                self.0.pollers.awake();
+            }
             ring.events += 1;
-            self.0.pollers.awake();
             wakes.wakers.extend(ring.listening.drain());
             wakes.hooks.extend(ring.hook.clone());
         }
@@ -367,7 +428,7 @@ impl Future for Next<'_> {
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
-            if ring.dropped > 0 {
+            if ring.excess > 0 {
                 return Poll::Ready(Err(Error::CqOverflow(shared.depth)));
             }
             ring.waiting.set(&mut this.id, cx.waker());
@@ -458,7 +519,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_overflow_is_counted_and_what_was_there_stays() {
+    async fn an_overflow_is_counted_and_nothing_is_lost() {
         let cq = cq(3);
         let _ = push(&cq, (0..2).map(wc));
         assert_eq!(cq.overflowed(), None);
@@ -466,11 +527,45 @@ mod tests {
         assert_eq!(cq.overflowed(), Some(4));
         assert_eq!(ids(&cq, 2), [0, 1]);
         assert_eq!(cq.next().await.unwrap().id, 2);
+        assert_eq!(ids(&cq, 8), [3, 4, 5, 6], "what had no room is kept");
         assert!(matches!(cq.next().await, Err(Error::CqOverflow(3))));
         // It is sticky, but what comes later is handed out.
         let _ = push(&cq, [wc(9)]);
         assert_eq!(cq.next().await.unwrap().id, 9);
         assert_eq!(cq.overflowed(), Some(4));
+    }
+
+    #[test]
+    fn an_overflow_is_told_once_armed_or_not() {
+        use std::sync::atomic::AtomicU32;
+        let cq = cq(2);
+        let told = Arc::new(AtomicU32::new(0));
+        let hook = |told: &Arc<AtomicU32>| {
+            let told = told.clone();
+            move || {
+                told.fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        cq.on_overflow(hook(&told));
+        push(&cq, (0..2).map(wc)).call();
+        assert_eq!((cq.0.ring.lock().events, told.load(Ordering::Relaxed)), (0, 0));
+        assert!(!cq.is_broken() && cq.may_post().is_ok());
+        for id in 2..5 {
+            push(&cq, [wc(id)]).call();
+            assert_eq!((cq.0.ring.lock().events, told.load(Ordering::Relaxed)), (1, 1));
+        }
+        assert_eq!(cq.may_post(), Err(PostError::CqOverflow { depth: 2 }));
+        assert_eq!(cq.overflowed(), Some(3));
+        // It is emptied, and remains in error; who asks late is told at once.
+        assert_eq!(ids(&cq, 8), [0, 1, 2, 3, 4]);
+        assert!(cq.is_broken());
+        cq.on_overflow(hook(&told));
+        assert_eq!(told.load(Ordering::Relaxed), 2);
+        // Events go on as before.
+        cq.arm(false);
+        push(&cq, [wc(9)]).call();
+        assert_eq!(cq.0.ring.lock().events, 2);
+        assert!(!cq.0.pollers.sleep(), "nobody relies on being woken");
     }
 
     #[test]

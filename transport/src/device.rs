@@ -170,8 +170,8 @@ impl Device {
         Ok(Pd::new(self.shared.clone()))
     }
 
-    /// A completion queue that holds `depth` completions. More than that is an overflow, which is
-    /// counted and reported and loses nothing of what is in it.
+    /// A completion queue that holds `depth` completions. More than that is an overflow, which loses
+    /// nothing, and ends the queue pairs that use it ([`Cq`]).
     ///
     /// # Errors
     /// [`Error::Limit`] for a depth of 0 or above 4,194,304.

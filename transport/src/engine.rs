@@ -15,8 +15,8 @@
 //! factor of 1.2 to 4.4. Who goes to sleep says so ([`Pollers::sleep`]), and the task puts the
 //! socket back.
 //!
-//! Locks: a core, then a completion queue. Wakers are called when all locks are released
-//! ([`Wakes`]); no lock is held across an await.
+//! Locks: a core, then a shared receive queue or a completion queue. Wakers are called when all
+//! locks are released ([`Wakes`]); no lock is held across an await.
 
 use std::{
     collections::VecDeque,
@@ -47,7 +47,7 @@ use userdma_proto::{
 
 use crate::{
     Mr, QpInit,
-    cq::EventHook,
+    cq::{Cq, EventHook},
     device::DeviceShared,
     net::{
         sys,
@@ -96,7 +96,7 @@ impl Clock {
 #[must_use]
 pub(crate) struct Wakes {
     pub(crate) wakers: SmallVec<[Waker; 4]>,
-    pub(crate) hooks: SmallVec<[EventHook; 1]>,
+    pub(crate) hooks: SmallVec<[EventHook; 2]>,
     ended: Option<CloseReason>,
 }
 
@@ -105,11 +105,16 @@ impl Wakes {
         self.wakers.is_empty() && self.hooks.is_empty() && self.ended.is_none()
     }
 
-    fn fire(self, qp: &QpShared) {
-        if let Some(reason) = self.ended {
+    fn fire(mut self, qp: &QpShared) {
+        if let Some(reason) = self.ended.take() {
             qp.ended.send_replace(Some(reason));
             qp.kick.notify_one();
         }
+        self.call();
+    }
+
+    /// Calls wakers and hooks: all there is where no queue pair is concerned.
+    pub(crate) fn call(self) {
         for waker in self.wakers {
             waker.wake();
         }
@@ -223,6 +228,11 @@ impl QpShared {
             kick: Notify::new(),
             ended: watch::Sender::new(None),
         }
+    }
+
+    /// The completion queue that has overflowed, if one of its two has.
+    pub(crate) fn overflowed(&self) -> Option<&Cq> {
+        [&self.init.send_cq, &self.init.recv_cq].into_iter().find(|cq| cq.is_broken())
     }
 
     fn scope(&self) -> Scope {
@@ -531,6 +541,9 @@ impl Core {
         tag: u64,
         wakes: &mut Wakes,
     ) -> Result<(), PostError> {
+        if tag & AWAITED == 0 {
+            qp.init.send_cq.may_post()?;
+        }
         match &mut self.port {
             Port::Tcp(port) => port.conn_mut().post_send(wr, tag),
             Port::Idle | Port::Starting => Err(PostError::BadState(QpState::Init)),
@@ -548,6 +561,12 @@ impl Core {
         tag: u64,
         wakes: &mut Wakes,
     ) -> Result<(), PostError> {
+        if qp.init.srq.is_some() {
+            return Err(PostError::SharedReceives);
+        }
+        if tag & AWAITED == 0 {
+            qp.init.recv_cq.may_post()?;
+        }
         match &mut self.port {
             Port::Tcp(port) => {
                 port.conn_mut().post_recv(wr, tag)?;
@@ -598,8 +617,28 @@ impl Core {
         self.settle(qp, wakes);
     }
 
-    /// Completions to their futures and queues, events to whom they concern.
+    /// Completions to their futures and queues, events to whom they concern. Where a completion
+    /// queue has overflowed, that is the end of the connection.
     fn settle(&mut self, qp: &QpShared, wakes: &mut Wakes) {
+        self.deliver(qp, wakes);
+        if qp.overflowed().is_none() {
+            return;
+        }
+        let Port::Tcp(port) = &mut self.port else {
+            return;
+        };
+        if port.conn().state() == QpState::Err {
+            return;
+        }
+        let now = qp.device.clock.now();
+        port.conn_mut().fail(now);
+        // The Terminate goes out; the task waits for the peer's FIN.
+        port.turn(now, &qp.device.table, POST);
+        qp.kick.notify_one();
+        self.deliver(qp, wakes);
+    }
+
+    fn deliver(&mut self, qp: &QpShared, wakes: &mut Wakes) {
         let Port::Tcp(port) = &mut self.port else {
             return;
         };
@@ -619,6 +658,9 @@ impl Core {
             self.fresh.push(wc);
         }
         to.push(&mut self.fresh, wakes);
+        if let Some(srq) = &qp.init.srq {
+            srq.settle(wakes);
+        }
         while let Some(event) = port.conn_mut().poll_event() {
             match event {
                 Event::Closed(reason) => wakes.ended = Some(reason),
@@ -729,6 +771,9 @@ impl Start {
                 return Err(PostError::BadState(core.port.state()));
             }
             core.addresses = port.addresses().ok();
+            if let Some(srq) = &qp.init.srq {
+                port.conn_mut().share_receives(srq.receives())?;
+            }
             while let Some((wr, tag)) = core.recvs.pop_front() {
                 // It fits: it was checked against the same limits when it was posted.
                 let _fits = port.conn_mut().post_recv(wr, tag);

@@ -61,8 +61,9 @@ pub enum Error {
         /// What it was.
         opcode: WcOpcode,
     },
-    /// More completions came than the queue holds; the number of entries it has. What was in it was
-    /// handed out before this error.
+    /// More completions came than the queue holds; the number of entries it has. All of them were
+    /// handed out before this error, and the queue pairs that use the queue have ended
+    /// ([`Cq`](crate::Cq)).
     #[error("the completion queue overflowed: {0} entries; make it deeper or poll it more often")]
     CqOverflow(usize),
     /// A configured limit.

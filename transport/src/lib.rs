@@ -3,6 +3,7 @@
 //! A [`Device`] is an address of this host; `tcp://` speaks iWARP (RFC 5040, 5041, 5044, 6581,
 //! 7306). On it stand the objects of verbs: a protection domain ([`Pd`]) holds memory regions
 //! ([`Mr`]) and queue pairs ([`Qp`]), and work that is done shows up in completion queues ([`Cq`]).
+//! Queue pairs may share their receives ([`Srq`]).
 //!
 //! ```
 //! use userdma::{Access, Device, QpInit, RecvWr, Region, SendWr};
@@ -63,8 +64,9 @@
 //! # What goes wrong, and where it is told
 //! A call that asks for something wrong returns an error, and nothing has changed. Work that fails,
 //! or that the peer refuses, completes with a [`WcStatus`]; the queue pair is in [`QpState::Err`]
-//! then, everything outstanding completes as flushed, and [`Qp::closed`] tells why. What strangers
-//! do to a listener is counted in [`DeviceStats`].
+//! then, everything outstanding completes as flushed, and [`Qp::closed`] tells why. A completion
+//! queue that is too short loses nothing, but ends the queue pairs that use it ([`Cq`]). What
+//! strangers do to a listener is counted in [`DeviceStats`].
 #![deny(unsafe_code)]
 
 mod cq;
@@ -76,6 +78,7 @@ pub mod mr;
 mod net;
 mod pd;
 mod qp;
+mod srq;
 
 pub use cq::Cq;
 pub use device::{Device, DeviceOptions, DeviceStats};
@@ -84,6 +87,7 @@ pub use listener::{ConnRequest, Listener};
 pub use mr::{Mr, Region, RegisterError};
 pub use pd::Pd;
 pub use qp::{Qp, QpInit};
+pub use srq::Srq;
 pub use userdma_proto as proto;
 pub use userdma_proto::{
     iwarp::{CloseReason, Established, MpaOptions, RtrKinds, StartupError, Stats},

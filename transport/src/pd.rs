@@ -9,6 +9,7 @@ use crate::{
     error::Result,
     mr::{Mr, Region, Table},
     qp::{Qp, QpInit},
+    srq::Srq,
 };
 
 /// Protection domain: the regions and queue pairs that may be used together. Cheap to clone.
@@ -45,14 +46,29 @@ impl Pd {
         Ok(self.table().register(self.0.id, region, access)?)
     }
 
+    /// A shared receive queue of at most `max_wr` receives, each of at most `max_sge` pieces, for
+    /// queue pairs of this domain.
+    ///
+    /// # Errors
+    /// [`Error::Limit`](crate::Error::Limit) for a length of 0 or above 4,194,304.
+    pub fn create_srq(&self, max_wr: usize, max_sge: usize) -> Result<Srq> {
+        Srq::new(self.clone(), max_wr, max_sge)
+    }
+
     /// A queue pair in the state [`Init`](crate::QpState::Init): receives may be posted before it
     /// is connected or accepted.
     ///
     /// # Errors
-    /// [`Error::Limit`](crate::Error::Limit) where the device has as many as it may have. Settings
-    /// that no connection can have are told when it is connected.
+    /// [`Error::Limit`](crate::Error::Limit) where the device has as many as it may have;
+    /// [`Error::CqOverflow`](crate::Error::CqOverflow) where one of its completion queues has
+    /// overflowed; [`Error::State`](crate::Error::State) where its shared receive queue is destroyed
+    /// or of another domain. Settings that no connection can have are told when it is connected.
     pub fn create_qp(&self, init: QpInit) -> Result<Qp> {
         Qp::new(self.0.device.clone(), self.clone(), init)
+    }
+
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 }
 

@@ -26,6 +26,7 @@ use crate::{
     error::{Error, Result},
     mr::{Mr, Region},
     pd::Pd,
+    srq::Srq,
 };
 
 /// Settings of a queue pair.
@@ -35,11 +36,14 @@ pub struct QpInit {
     pub send_cq: Cq,
     /// Where completions of receives go. May be the same queue.
     pub recv_cq: Cq,
+    /// Where receives come from, shared with other queue pairs of the same domain; `None`: the
+    /// queue pair has a queue of its own, which [`Qp::post_recv`] fills.
+    pub srq: Option<Srq>,
     /// Length of the send queue: work that is posted and not completed, unsignalled work too.
     pub max_send_wr: usize,
-    /// Length of the receive queue.
+    /// Length of the receive queue; means nothing where [`QpInit::srq`] is set.
     pub max_recv_wr: usize,
-    /// Pieces that a work request may have.
+    /// Pieces that a work request may have; of a shared receive, [`Pd::create_srq`] says.
     pub max_sge: usize,
     /// Octets of inline data that a work request may have.
     pub max_inline: usize,
@@ -66,6 +70,7 @@ impl QpInit {
         Self {
             send_cq: cq.clone(),
             recv_cq: cq.clone(),
+            srq: None,
             max_send_wr: config.max_send_wr,
             max_recv_wr: config.max_recv_wr,
             max_sge: config.max_sge,
@@ -77,6 +82,13 @@ impl QpInit {
             startup_timeout: config.startup_timeout,
             close_timeout: config.close_timeout,
         }
+    }
+
+    /// The same settings, with receives taken from `srq`.
+    #[must_use]
+    pub fn srq(mut self, srq: &Srq) -> Self {
+        self.srq = Some(srq.clone());
+        self
     }
 }
 
@@ -98,7 +110,14 @@ struct Handle(Arc<QpShared>);
 impl Qp {
     pub(crate) fn new(device: Arc<DeviceShared>, pd: Pd, init: QpInit) -> Result<Self> {
         let qpn = device.allocate()?;
+        // Dropped again, it gives its number back.
         let shared = Arc::new(QpShared::new(device, pd, init, qpn));
+        if let Some(cq) = shared.overflowed() {
+            return Err(Error::CqOverflow(cq.depth()));
+        }
+        if let Some(srq) = &shared.init.srq {
+            srq.attach(&shared.pd)?;
+        }
         shared.init.send_cq.attach(&shared);
         if !shared.init.recv_cq.is(&shared.init.send_cq) {
             shared.init.recv_cq.attach(&shared);
@@ -194,7 +213,8 @@ impl Qp {
     /// state; in [`QpState::Err`] it completes as flushed.
     ///
     /// # Errors
-    /// Nothing changed: the queue is full, or there are too many pieces.
+    /// Nothing changed: the queue is full, there are too many pieces, or the receives come from an
+    /// [`Srq`] ([`PostError::SharedReceives`]).
     pub fn post_recv(&self, wr: RecvWr) -> Result<(), PostError> {
         self.shared().post_recv([wr]).map_err(|(_, e)| e)
     }
@@ -255,7 +275,8 @@ impl Qp {
         self.submit(SendWr::send(0, [sge])).await.map(drop)
     }
 
-    /// Receives the peer's next SEND into `sge`.
+    /// Receives the peer's next SEND into `sge`. A queue pair with an [`Srq`] has no receives of its
+    /// own to wait for, and refuses this.
     ///
     /// # Errors
     /// As [`Qp::send`].
@@ -401,6 +422,9 @@ impl Drop for Handle {
         }
         self.0.init.send_cq.detach(&self.0);
         self.0.init.recv_cq.detach(&self.0);
+        if let Some(srq) = &self.0.init.srq {
+            srq.detach();
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The connection: its state, its inputs and its outputs. Start-up, sending and receiving are in
 //! files of their own.
 
-use alloc::{collections::VecDeque, vec::Vec};
+use alloc::{collections::VecDeque, sync::Arc, vec::Vec};
 
 use super::{
     CloseReason, Completion, Config, Established, Event, Role, Shutdown, StartupError, Stats,
@@ -10,6 +10,7 @@ use super::{
 };
 use crate::{
     mem::Memory,
+    srq::{ReceiveQueue, Receives},
     time::Instant,
     verbs::{PostError, QpState, RecvWr, SendWr, Wc, WcStatus},
     wire::iwarp::{
@@ -199,10 +200,27 @@ impl Connection {
         Ok(())
     }
 
+    /// Takes receives from `source`, which other connections share, instead of a queue of its own:
+    /// one with the first segment of each message that needs one. To be called before the peer can
+    /// send; [`Connection::post_recv`] is refused from then on. Receives completed as flushed are
+    /// those that a message has taken already, the others stay where they are.
+    ///
+    /// Fails with [`PostError::Invalid`] where receives are posted to the connection itself.
+    pub fn share_receives(&mut self, source: Arc<dyn Receives>) -> Result<(), PostError> {
+        if !self.rx.receives.is_empty() {
+            return Err(PostError::Invalid(
+                "receives are posted to the queue pair itself: it cannot share others' any more",
+            ));
+        }
+        self.rx.receives = ReceiveQueue::shared(source);
+        Ok(())
+    }
+
     /// Queues a receive. `tag` comes back in its [`Completion`]. Taken in every state; in
     /// [`QpState::Err`] it is flushed.
     pub fn post_recv(&mut self, wr: RecvWr, tag: u64) -> Result<(), PostError> {
-        self.rx.push(wr, tag, &self.config)?;
+        let (max_wr, max_sge) = (self.config.max_recv_wr, self.config.max_sge);
+        self.rx.receives.post(wr, tag, max_wr, max_sge)?;
         if self.state() == QpState::Err {
             self.flush_receives();
         }
@@ -232,6 +250,20 @@ impl Connection {
             }
             Phase::Ending => self.finish(Shutdown::Abort),
             Phase::Closed => {}
+        }
+    }
+
+    /// The local side cannot go on (its completion queue overflowed, say): everything is flushed,
+    /// and the peer is told by a Terminate (RFC 5040 §7.1: a local catastrophic error).
+    pub fn fail(&mut self, now: Instant) {
+        match self.phase {
+            Phase::AwaitReply | Phase::AwaitRequest | Phase::Requested => {
+                self.fail_startup(StartupError::Aborted, Shutdown::Abort);
+            }
+            Phase::Open | Phase::Draining | Phase::FinSent => {
+                self.terminate(now, Terminate::new(TermCode::RDMAP_LOCAL_CATASTROPHIC));
+            }
+            Phase::Ending | Phase::Closed => {}
         }
     }
 

@@ -1,18 +1,17 @@
 //! Receiving: what an arriving DDP segment does, and which Terminate answers a bad one.
 
-use alloc::collections::VecDeque;
-
 use zerocopy::FromBytes;
 
 use super::{
-    CloseReason, Completion, Config, Connection, RtrKinds, Shutdown,
+    CloseReason, Completion, Connection, RtrKinds, Shutdown,
     connection::Phase,
     send::{Awaited, Inbound, Outstanding, RTR_STAG, Stage, pieces},
 };
 use crate::{
     mem::{AccessError, Memory, Scope},
+    srq::ReceiveQueue,
     time::Instant,
-    verbs::{Access, Imm, Payload, PostError, RecvWr, Sge, Wc, WcOpcode, WcStatus},
+    verbs::{Access, Imm, Payload, Sge, Wc, WcOpcode, WcStatus},
     wire::{
         ids::{Msn, RKey},
         iwarp::{
@@ -26,18 +25,10 @@ use crate::{
     },
 };
 
-/// A receive work request in the queue.
-#[derive(Debug)]
-pub(super) struct Receive {
-    pub(super) wr: RecvWr,
-    pub(super) tag: u64,
-    len: u32,
-}
-
 /// The receiving half.
 #[derive(Debug)]
 pub(super) struct Receiver {
-    queue: VecDeque<Receive>,
+    pub(super) receives: ReceiveQueue,
     /// Next number expected on each untagged queue (RFC 5041 §5.3: delivered in order; TCP keeps
     /// the order, so anything else is an error).
     send_msn: Msn,
@@ -52,7 +43,7 @@ pub(super) struct Receiver {
 impl Default for Receiver {
     fn default() -> Self {
         Self {
-            queue: VecDeque::new(),
+            receives: ReceiveQueue::own(),
             send_msn: Msn::FIRST,
             request_msn: Msn::FIRST,
             response_msn: Msn::FIRST,
@@ -63,15 +54,6 @@ impl Default for Receiver {
 }
 
 impl Receiver {
-    pub(super) fn push(&mut self, wr: RecvWr, tag: u64, config: &Config) -> Result<(), PostError> {
-        let len = wr.check(config.max_sge)?;
-        if self.queue.len() >= config.max_recv_wr {
-            return Err(PostError::QueueFull { max: config.max_recv_wr });
-        }
-        self.queue.push_back(Receive { wr, tag, len });
-        Ok(())
-    }
-
     /// Whether a SEND is half placed.
     pub(super) fn in_message(&self) -> bool {
         self.message.is_some()
@@ -391,7 +373,7 @@ impl Connection {
         if message != opcode {
             return Err(Refusal::Code(TermCode::RDMAP_UNEXPECTED_OPCODE));
         }
-        let Some(receive) = self.rx.queue.front() else {
+        let Some(receive) = self.rx.receives.current() else {
             return Err(Refusal::Code(TermCode::DDP_UNTAGGED_NO_BUFFER));
         };
         // RFC 5041 §5.2: segments of a message come in order of their offset over TCP.
@@ -447,7 +429,7 @@ impl Connection {
         if self.rx.message.is_some() {
             return Err(Refusal::Code(TermCode::RDMAP_UNEXPECTED_OPCODE));
         }
-        if self.rx.queue.is_empty() {
+        if self.rx.receives.current().is_none() {
             return Err(Refusal::Code(TermCode::DDP_UNTAGGED_NO_BUFFER));
         }
         let immediate: &Immediate = whole_message(segment, header, payload)?;
@@ -461,21 +443,26 @@ impl Connection {
         Ok(())
     }
 
-    /// Completes the receive at the front.
+    /// Completes the receive under way: a message of the peer took it.
     fn complete_receive(&mut self, wc: Wc) {
-        if let Some(receive) = self.rx.queue.pop_front() {
+        if let Some(receive) = self.rx.receives.finish() {
+            self.stats.receives += 1;
             let wc = Wc { id: receive.wr.id, qpn: self.config.scope.qpn, ..wc };
             self.completions.push_back(Completion { tag: receive.tag, wc });
         }
     }
 
+    /// Flushes what is this queue pair's alone: what is in a shared queue stays there.
     pub(super) fn flush_receives(&mut self) {
-        while !self.rx.queue.is_empty() {
-            self.complete_receive(Wc {
+        while let Some(receive) = self.rx.receives.finish() {
+            let wc = Wc {
+                id: receive.wr.id,
                 status: WcStatus::WR_FLUSH_ERR,
                 opcode: WcOpcode::RECV,
+                qpn: self.config.scope.qpn,
                 ..Wc::default()
-            });
+            };
+            self.completions.push_back(Completion { tag: receive.tag, wc });
         }
     }
 

@@ -246,6 +246,9 @@ pub struct Stats {
     pub payload_sent: u64,
     /// Octets of payload placed.
     pub payload_received: u64,
+    /// Receives that the peer's messages used up, good or bad. Where several connections share
+    /// them, this tells who takes how many (RFC 5041 §8.3.2 rule 5).
+    pub receives: u64,
     /// FPDUs whose CRC was wrong.
     pub crc_errors: u64,
     /// FPDUs that broke MPA framing, DDP or RDMAP rules.
