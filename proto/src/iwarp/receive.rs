@@ -7,12 +7,12 @@ use zerocopy::FromBytes;
 use super::{
     CloseReason, Completion, Config, Connection, RtrKinds, Shutdown,
     connection::Phase,
-    send::{Awaited, Inbound, Outstanding, RTR_STAG, Stage, pieces},
+    send::{Awaited, Inbound, Outstanding, RTR_STAG, Stage},
 };
 use crate::{
     mem::{AccessError, Memory, Scope},
     time::Instant,
-    verbs::{Access, Imm, Payload, PostError, RecvWr, Sge, Wc, WcOpcode, WcStatus},
+    verbs::{Access, Imm, Payload, PostError, RecvWr, Sge, Wc, WcOpcode, WcStatus, pieces},
     wire::{
         ids::{Msn, RKey},
         iwarp::{
