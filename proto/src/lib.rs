@@ -10,6 +10,7 @@
 //! * [`srq`]: the receives of a queue pair, its own or shared by several.
 //! * [`iwarp`]: MPA start-up, DDP queues and RDMAP operations of one iWARP connection
 //!   (RFC 5044, 5041, 5040, 6581, 7306).
+//! * [`roce`]: one RoCEv2 queue pair, RC, UC or UD (IBTA vol. 1, chapter 9; annex A17).
 //! * `dissect` (feature of that name): captures, their frames, and what RDMA they carry.
 //!
 //! Nothing here opens a socket, reads a clock, spawns, locks or draws a random number: time,
@@ -25,6 +26,7 @@ extern crate std;
 pub mod dissect;
 pub mod iwarp;
 pub mod mem;
+pub mod roce;
 pub mod srq;
 pub mod time;
 pub mod verbs;

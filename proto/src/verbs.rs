@@ -2,11 +2,14 @@
 //! pair states, access rights. Numeric values are those of `infiniband/verbs.h`, so that a C ABI
 //! can pass them through.
 
-use core::fmt;
+use core::{fmt, net::SocketAddr};
 
 use smallvec::SmallVec;
 
-use crate::wire::ids::{LKey, Qpn, RKey};
+use crate::wire::{
+    ids::{LKey, QKey, Qpn, RKey},
+    roce::feth::{Placement, Selectivity},
+};
 
 bitflags::bitflags! {
     /// What a memory region may be used for. Local reading is always allowed.
@@ -20,6 +23,11 @@ bitflags::bitflags! {
         const REMOTE_READ = 0x04;
         /// A peer may FetchAdd and CmpSwap.
         const REMOTE_ATOMIC = 0x08;
+        /// A peer may FLUSH what it wrote so far that every reader here sees it.
+        const FLUSH_GLOBAL = 0x0100;
+        /// A peer may FLUSH what it wrote so far that it outlasts a loss of power: only for memory
+        /// that does.
+        const FLUSH_PERSISTENT = 0x0200;
         /// A peer may revoke the key by SEND with invalidate, and the program by a local
         /// invalidate (verbs have no such flag for a region: it is a right of memory windows there).
         const REMOTE_INVALIDATE = 0x0001_0000;
@@ -144,6 +152,20 @@ pub enum SendOp {
     },
     /// Revoke a key of our own (no message).
     LocalInv(RKey),
+    /// Make sure that what was written at the peer has come far enough (RoCE, IBTA annex A19).
+    Flush {
+        /// Where the range begins; for a whole region any place in it.
+        remote: RemoteAddr,
+        /// Octets of the range.
+        len: u32,
+        /// How far they must have come.
+        placement: Placement,
+        /// The range, or the whole region.
+        selectivity: Selectivity,
+    },
+    /// Write the data, exactly 8 octets, as one word that no reader sees in halves; the address
+    /// must be a multiple of 8 (RoCE, IBTA annex A19).
+    AtomicWrite(RemoteAddr),
 }
 
 impl SendOp {
@@ -156,6 +178,28 @@ impl SendOp {
             Self::FetchAdd { .. } => WcOpcode::FETCH_ADD,
             Self::CmpSwap { .. } => WcOpcode::CMP_SWAP,
             Self::LocalInv(_) => WcOpcode::LOCAL_INV,
+            Self::Flush { .. } => WcOpcode::FLUSH,
+            Self::AtomicWrite(_) => WcOpcode::ATOMIC_WRITE,
+        }
+    }
+
+    /// Its name in messages.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Send => "SEND",
+            Self::SendImm(_) => "SEND with immediate",
+            Self::SendInv(_) => "SEND with invalidate",
+            Self::Write(_) => "WRITE",
+            Self::WriteImm(..) => "WRITE with immediate",
+            Self::Read(_) => "READ",
+            Self::Imm(_) => "a stand-alone Immediate",
+            Self::FetchAdd { mask: 0, .. } => "FETCH_ADD",
+            Self::FetchAdd { .. } => "a masked FETCH_ADD",
+            Self::CmpSwap { compare_mask: u64::MAX, swap_mask: u64::MAX, .. } => "CMP_SWAP",
+            Self::CmpSwap { .. } => "a masked CMP_SWAP",
+            Self::LocalInv(_) => "a local invalidate",
+            Self::Flush { .. } => "FLUSH",
+            Self::AtomicWrite(_) => "ATOMIC_WRITE",
         }
     }
 }
@@ -184,6 +228,47 @@ impl Payload {
     }
 }
 
+/// The pieces that make up `len` octets from `offset` of a gather or scatter list.
+pub(crate) fn pieces(sges: &[Sge], offset: u32, len: u32) -> impl Iterator<Item = Sge> + '_ {
+    let (mut skip, mut left) = (offset, len);
+    sges.iter()
+        .map_while(move |sge| {
+            if left == 0 {
+                return None;
+            }
+            let from = skip.min(sge.length);
+            skip -= from;
+            let take = (sge.length - from).min(left);
+            left -= take;
+            Some(Sge::new(sge.addr.wrapping_add(u64::from(from)), take, sge.lkey))
+        })
+        .filter(|sge| sge.length > 0)
+}
+
+/// The kind of a queue pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum QpType {
+    /// Reliable connection.
+    Rc = 2,
+    /// Unreliable connection: what is lost is lost.
+    Uc = 3,
+    /// Unreliable datagram: each SEND says where it goes.
+    Ud = 4,
+}
+
+/// Where a datagram goes: what verbs split into address handle, queue pair and Q_Key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct UdDest {
+    /// The peer's UDP socket.
+    pub addr: SocketAddr,
+    /// The queue pair there.
+    pub qpn: Qpn,
+    /// What that queue pair asks for. With the upper bit set our own queue pair's Q_Key goes out
+    /// in its place (IBTA vol. 1, 10.2.5).
+    pub qkey: QKey,
+}
+
 /// A send work request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SendWr {
@@ -195,6 +280,8 @@ pub struct SendWr {
     pub payload: Payload,
     /// How.
     pub flags: SendFlags,
+    /// Where to: for queue pairs of type UD, and only for those.
+    pub dest: Option<UdDest>,
 }
 
 impl SendWr {
@@ -205,6 +292,7 @@ impl SendWr {
             op,
             payload: Payload::Sges(sges.into_iter().collect()),
             flags: SendFlags::SIGNALED,
+            dest: None,
         }
     }
 
@@ -215,6 +303,7 @@ impl SendWr {
             op,
             payload: Payload::Inline(InlineData::from_slice(data)),
             flags: SendFlags::SIGNALED,
+            dest: None,
         }
     }
 
@@ -244,6 +333,24 @@ impl SendWr {
         let op =
             SendOp::CmpSwap { remote, compare, swap, compare_mask: u64::MAX, swap_mask: u64::MAX };
         Self::new(id, op, [result])
+    }
+
+    /// A signalled FLUSH of `len` octets from `remote` on.
+    pub fn flush(id: u64, remote: RemoteAddr, len: u32, placement: Placement) -> Self {
+        let selectivity = Selectivity::RANGE;
+        Self::new(id, SendOp::Flush { remote, len, placement, selectivity }, [])
+    }
+
+    /// A signalled ATOMIC_WRITE of `word` to `remote`.
+    pub fn atomic_write(id: u64, remote: RemoteAddr, word: [u8; 8]) -> Self {
+        Self::inline(id, SendOp::AtomicWrite(remote), &word)
+    }
+
+    /// The same request as a datagram to `dest`.
+    #[must_use]
+    pub fn to(mut self, dest: UdDest) -> Self {
+        self.dest = Some(dest);
+        self
     }
 
     /// The same request without a completion when it succeeds.
@@ -382,6 +489,10 @@ open_code!(WcOpcode {
     FETCH_ADD = 4, "FETCH_ADD";
     /// A local invalidate.
     LOCAL_INV = 6, "LOCAL_INV";
+    /// A FLUSH.
+    FLUSH = 8, "FLUSH";
+    /// An ATOMIC_WRITE.
+    ATOMIC_WRITE = 9, "ATOMIC_WRITE";
     /// A receive consumed by a SEND.
     RECV = 128, "RECV";
     /// A receive consumed by immediate data without payload of its own (WRITE with immediate,
@@ -415,8 +526,11 @@ pub struct Wc {
     pub solicited: bool,
     /// The queue pair.
     pub qpn: Qpn,
+    /// UD: the queue pair that sent it. Its address is in the 40 octets of GRH in front of the
+    /// payload, which `byte_len` counts.
+    pub src_qp: Option<Qpn>,
     /// What the transport knows beyond `status`: on iWARP the first two octets of the Terminate
-    /// (layer, type, code), 0 otherwise.
+    /// (layer, type, code), on RoCE the AETH syndrome of the NAK; 0 otherwise.
     pub vendor_err: u32,
 }
 
@@ -431,6 +545,7 @@ impl Default for Wc {
             invalidated: None,
             solicited: false,
             qpn: Qpn(0),
+            src_qp: None,
             vendor_err: 0,
         }
     }

@@ -196,7 +196,7 @@ fn plan(rng: &mut Rng, count: usize, side: usize) -> Plan {
         if flags.contains(SendFlags::SIGNALED) {
             p.send_wcs.push(wc);
         }
-        p.sends.push(SendWr { id, op, payload, flags });
+        p.sends.push(SendWr { id, op, payload, flags, dest: None });
     }
     p
 }

@@ -8,7 +8,9 @@ use super::{Config, Connection, Established, RtrKinds, Transmit, connection::Pha
 use crate::{
     mem::{AccessError, AtomicOp, Memory, Scope},
     time::Instant,
-    verbs::{Access, Payload, PostError, RemoteAddr, SendFlags, SendOp, SendWr, Sge, WcStatus},
+    verbs::{
+        Access, Payload, PostError, RemoteAddr, SendFlags, SendOp, SendWr, Sge, WcStatus, pieces,
+    },
     wire::{
         ids::{Msn, RKey, Stag},
         iwarp::{
@@ -269,23 +271,6 @@ fn whole<M: Memory + ?Sized>(
     Ok(())
 }
 
-/// The pieces that make up `len` octets from `offset` of a gather or scatter list.
-pub(super) fn pieces(sges: &[Sge], offset: u32, len: u32) -> impl Iterator<Item = Sge> + '_ {
-    let (mut skip, mut left) = (offset, len);
-    sges.iter()
-        .map_while(move |sge| {
-            if left == 0 {
-                return None;
-            }
-            let from = skip.min(sge.length);
-            skip -= from;
-            let take = (sge.length - from).min(left);
-            left -= take;
-            Some(Sge::new(sge.addr.wrapping_add(u64::from(from)), take, sge.lkey))
-        })
-        .filter(|sge| sge.length > 0)
-}
-
 impl Sender {
     pub(super) fn new(seed: u64) -> Self {
         Self {
@@ -500,7 +485,10 @@ impl Sender {
                     SendOp::Read(_) | SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } => {
                         QN_READ_REQUEST
                     }
-                    SendOp::Write(_) | SendOp::LocalInv(_) => return false,
+                    SendOp::Write(_)
+                    | SendOp::LocalInv(_)
+                    | SendOp::Flush { .. }
+                    | SendOp::AtomicWrite(_) => return false,
                     SendOp::Send
                     | SendOp::SendImm(_)
                     | SendOp::SendInv(_)
@@ -555,7 +543,9 @@ impl Sender {
             | SendOp::SendInv(_)
             | SendOp::Write(_)
             | SendOp::WriteImm(..)
-            | SendOp::Imm(_) => true,
+            | SendOp::Imm(_)
+            | SendOp::Flush { .. }
+            | SendOp::AtomicWrite(_) => true,
         }
     }
 
@@ -618,9 +608,12 @@ fn check_post(
         Payload::Sges(_) | Payload::Inline(_) => {}
     }
     let inline = matches!(wr.payload, Payload::Inline(_));
+    if wr.dest.is_some() {
+        return Err(PostError::Invalid("a connection has its peer: only UD requests name one"));
+    }
     match wr.op {
-        SendOp::SendImm(_) => {
-            return Err(PostError::Unsupported { op: "SEND with immediate", transport: "iWARP" });
+        SendOp::SendImm(_) | SendOp::Flush { .. } | SendOp::AtomicWrite(_) => {
+            return Err(PostError::Unsupported { op: wr.op.name(), transport: "iWARP" });
         }
         SendOp::Send | SendOp::SendInv(_) | SendOp::Write(_) | SendOp::WriteImm(..) => {}
         SendOp::Imm(_) | SendOp::LocalInv(_) if have > 0 => {
@@ -783,7 +776,9 @@ impl Connection {
                 Err(_) => self.fail_local(now, index, WcStatus::LOC_PROT_ERR),
             },
             // `post_send` refuses it.
-            SendOp::SendImm(_) => self.fail_local(now, index, WcStatus::LOC_QP_OP_ERR),
+            SendOp::SendImm(_) | SendOp::Flush { .. } | SendOp::AtomicWrite(_) => {
+                self.fail_local(now, index, WcStatus::LOC_QP_OP_ERR);
+            }
         }
     }
 

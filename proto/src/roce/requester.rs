@@ -1,0 +1,926 @@
+//! The requester: send queue, request packets, and for RC what the peer answers to them
+//! (IBTA vol. 1, 9.7.2, 9.7.3, 9.7.7).
+//!
+//! Packets are counted by a number of 64 bits whose low 24 are the PSN:
+//!
+//! ```text
+//!    una: oldest not acknowledged      max: never sent yet
+//!     │                                 │
+//!  ───┼─────────────┬───────────────────┼──────────────►
+//!     │  on the way │ to be sent again  │
+//!                   next: sent next; una again after a loss, max where nothing was lost
+//! ```
+//!
+//! A READ takes as many numbers as its responses are, and is on the way until the last of them
+//! came. It is asked for in requests of at most half the window each.
+
+use alloc::collections::VecDeque;
+use core::time::Duration;
+
+use super::{
+    Completion, Config, PathMtu, Qp, Reason, Received, Train, Window,
+    responder::scatter,
+    transmit::{Limit, Source, packet_len},
+};
+use crate::{
+    mem::Memory,
+    time::Instant,
+    verbs::{
+        Access, Payload, PostError, QpState, QpType, SendFlags, SendOp, SendWr, Sge, UdDest, Wc,
+        WcStatus,
+    },
+    wire::{
+        ids::Psn,
+        roce::{
+            Headers,
+            aeth::{NakCode, Syndrome, credits, rnr_micros},
+            atomic::AtomicEth,
+            bth::Bth,
+            feth::{Feth, Placement, Selectivity},
+            ieth::Ieth,
+            immdt::ImmDt,
+            opcode::{Opcode, Operation, Transport},
+            reth::Reth,
+        },
+    },
+};
+
+/// The longest message (IBTA vol. 1, 9.7.8).
+pub(super) const MAX_MESSAGE: u32 = 1 << 31;
+
+/// Octets that a packet adds to its payload, for the window: IP, UDP, BTH, ICRC and a little.
+const OVERHEAD: u64 = 60;
+
+/// The lower end of the space of packet numbers, so that none is below 0.
+const FIRST_EPOCH: u64 = 1 << 24;
+
+/// A send work request in the queue.
+#[derive(Debug)]
+pub(super) struct Work {
+    id: u64,
+    tag: u64,
+    pub(super) op: SendOp,
+    payload: Payload,
+    flags: SendFlags,
+    pub(super) dest: Option<UdDest>,
+    /// Octets of the message; of a FLUSH none.
+    pub(super) len: u32,
+    /// Packet numbers are given: what follows is valid.
+    started: bool,
+    /// The first packet's number.
+    first: u64,
+    /// How many packet numbers there are.
+    packets: u32,
+    /// One READ request asks for so many packets at most. A request never goes beyond a multiple
+    /// of them: one that is repeated would ask for more than it did before.
+    piece: u32,
+    /// Octets on the wire of all work before.
+    octets_from: u64,
+    /// How many messages before took a receive of the peer.
+    consumers_before: u64,
+}
+
+impl Work {
+    fn end(&self) -> u64 {
+        self.first + u64::from(self.packets)
+    }
+
+    /// Whether the peer must answer with more than an ACK.
+    fn awaits_response(&self) -> bool {
+        match self.op {
+            SendOp::Read(_)
+            | SendOp::FetchAdd { .. }
+            | SendOp::CmpSwap { .. }
+            | SendOp::Flush { .. }
+            | SendOp::AtomicWrite(_) => true,
+            SendOp::Send
+            | SendOp::SendImm(_)
+            | SendOp::SendInv(_)
+            | SendOp::Write(_)
+            | SendOp::WriteImm(..)
+            | SendOp::Imm(_)
+            | SendOp::LocalInv(_) => false,
+        }
+    }
+
+    /// Whether it takes a receive of the peer.
+    fn consumes(&self) -> bool {
+        match self.op {
+            SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv(_) | SendOp::WriteImm(..) => true,
+            SendOp::Write(_)
+            | SendOp::Read(_)
+            | SendOp::Imm(_)
+            | SendOp::FetchAdd { .. }
+            | SendOp::CmpSwap { .. }
+            | SendOp::LocalInv(_)
+            | SendOp::Flush { .. }
+            | SendOp::AtomicWrite(_) => false,
+        }
+    }
+
+    /// Where octets come from or go to.
+    fn sges(&self) -> &[Sge] {
+        match &self.payload {
+            Payload::Sges(sges) => sges,
+            Payload::Inline(_) => &[],
+        }
+    }
+
+    /// Octets on the wire of its first `packets` packets.
+    fn octets(&self, packets: u32, mtu: u32) -> u64 {
+        let payload = (u64::from(packets) * u64::from(mtu)).min(self.len.into());
+        payload + u64::from(packets) * OVERHEAD
+    }
+
+    fn source(&self, offset: u32, len: u32) -> Source<'_> {
+        match &self.payload {
+            Payload::Sges(sges) => Source::Local { sges, offset, len },
+            Payload::Inline(data) => {
+                let from = offset as usize;
+                Source::Bytes(data.get(from..from + len as usize).unwrap_or_default())
+            }
+        }
+    }
+}
+
+/// A packet that may be sent next.
+struct Plan {
+    headers: Headers,
+    /// Octets of payload, from this offset of the message.
+    offset: u32,
+    len: u32,
+    /// Packet numbers it takes: those of the responses for a READ.
+    packets: u32,
+    /// It must ask for an acknowledgement, whatever follows.
+    ask: bool,
+}
+
+/// The requesting half.
+#[derive(Debug, Default)]
+pub(super) struct Requester {
+    queue: VecDeque<Work>,
+    /// Index of the work request whose packets are sent next, and how many of its packet numbers
+    /// are.
+    at: usize,
+    sent: u32,
+    una: u64,
+    next: u64,
+    max: u64,
+    /// The first packet number that belongs to no work request.
+    end: u64,
+    octets_end: u64,
+    consumers: u64,
+    /// Messages that take a receive may be sent while fewer than these were: what the peer's
+    /// credits allow. `None`: it gives no credits.
+    credit_limit: Option<u64>,
+    /// READs, atomics and FLUSHes on the way: the number behind the last response of each.
+    outstanding: VecDeque<u64>,
+    /// Packets since one asked for an acknowledgement.
+    unasked: u32,
+    /// The work request at `at` cannot be carried out: it fails once all before it is done.
+    failing: Option<WcStatus>,
+    /// Nothing is sent before: the peer has no receive.
+    rnr_until: Option<Instant>,
+    rnr_tries: u8,
+    retries: u8,
+    /// When an acknowledgement is missed.
+    deadline: Option<Instant>,
+    /// The peer said that this packet is missing, and it was sent again: to say so once more means
+    /// nothing.
+    rewound: Option<u64>,
+}
+
+impl Requester {
+    pub(super) fn start(&mut self, psn: Psn) {
+        let first = FIRST_EPOCH + u64::from(psn.get());
+        (self.una, self.next, self.max, self.end) = (first, first, first, first);
+    }
+
+    pub(super) fn timeout(&self) -> Option<Instant> {
+        match (self.deadline, self.rnr_until) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
+    /// Whether nothing that was begun is unfinished.
+    pub(super) fn is_drained(&self) -> bool {
+        self.una == self.end
+    }
+
+    /// Octets on the wire up to packet `seq` of work that is in the queue.
+    fn octets_at(&self, index: usize, seq: u64, mtu: u32) -> u64 {
+        match self.queue.get(index) {
+            Some(work) if work.started => {
+                let packets = seq.saturating_sub(work.first).min(work.packets.into()) as u32;
+                work.octets_from + work.octets(packets, mtu)
+            }
+            _ => self.octets_end,
+        }
+    }
+
+    /// Whether the window has room for `packets` more with `octets`.
+    fn has_room(&self, after: u64, window: Window, mtu: u32, packets: u32, octets: u64) -> bool {
+        if after <= self.una {
+            return true;
+        }
+        let mut index = self.at;
+        while self.queue.get(index).is_some_and(|work| work.started && work.end() <= after) {
+            index += 1;
+        }
+        let octets_before =
+            self.octets_at(index, after, mtu).saturating_sub(self.octets_at(0, self.una, mtu));
+        after - self.una + u64::from(packets) <= window.packets.into()
+            && octets_before + octets <= window.octets.into()
+    }
+
+    /// Moves the point of sending to packet `seq`, which is `una`.
+    fn seek(&mut self, seq: u64) {
+        (self.at, self.sent, self.next) = (0, 0, seq);
+        while let Some(work) = self.queue.get(self.at) {
+            if !work.started {
+                break;
+            }
+            if seq < work.end() {
+                self.sent = (seq - work.first) as u32;
+                break;
+            }
+            self.at += 1;
+        }
+        // Those behind it are sent again; there are none before it.
+        self.outstanding.clear();
+        self.unasked = 0;
+        self.failing = None;
+    }
+
+    /// How many packets one READ request asks for.
+    fn read_piece(window: Window, mtu: u32) -> u32 {
+        let by_octets = u64::from(window.octets) / 2 / (u64::from(mtu) + OVERHEAD);
+        (window.packets / 2).min(by_octets as u32).max(1)
+    }
+}
+
+impl Qp {
+    /// Checks a work request as far as verbs do at the call, and queues it.
+    pub(super) fn push_send(&mut self, wr: SendWr, tag: u64) -> Result<(), PostError> {
+        let len = check_post(&wr, &self.config, self.attr.path_mtu, self.attr.max_rd_atomic)?;
+        if self.tx.queue.len() >= self.config.max_send_wr {
+            return Err(PostError::QueueFull { max: self.config.max_send_wr });
+        }
+        self.tx.queue.push_back(Work {
+            id: wr.id,
+            tag,
+            op: wr.op,
+            payload: wr.payload,
+            flags: wr.flags,
+            dest: wr.dest,
+            len,
+            started: false,
+            first: 0,
+            packets: 0,
+            piece: 1,
+            octets_from: 0,
+            consumers_before: 0,
+        });
+        Ok(())
+    }
+
+    /// Takes the front of the send queue out.
+    fn finish_front(&mut self, status: WcStatus, vendor_err: u32) {
+        let Some(work) = self.tx.queue.pop_front() else {
+            return;
+        };
+        self.tx.at = self.tx.at.saturating_sub(1);
+        if status.is_ok() && !work.flags.contains(SendFlags::SIGNALED) {
+            return;
+        }
+        let wc = Wc {
+            id: work.id,
+            status,
+            opcode: work.op.wc_opcode(),
+            byte_len: if status.is_ok() { work.len } else { 0 },
+            qpn: self.config.scope.qpn,
+            vendor_err,
+            ..Wc::default()
+        };
+        self.completions.push_back(Completion { tag: work.tag, wc });
+    }
+
+    pub(super) fn flush_sends(&mut self) {
+        while !self.tx.queue.is_empty() {
+            self.finish_front(WcStatus::WR_FLUSH_ERR, 0);
+        }
+        (self.tx.deadline, self.tx.rnr_until) = (None, None);
+    }
+
+    /// The work request at `index` fails, and the queue pair with it.
+    fn fail_work(&mut self, index: usize, status: WcStatus, vendor_err: u32) {
+        // What is before it waits for answers that will not come.
+        for _ in 0..index {
+            self.finish_front(WcStatus::WR_FLUSH_ERR, 0);
+        }
+        self.finish_front(status, vendor_err);
+        self.enter_error(Reason::Requester);
+    }
+
+    /// Everything before `seq` is done, if that takes no more than an acknowledgement. False: a
+    /// READ, an atomic or a FLUSH before it has no answer yet.
+    fn acknowledge(&mut self, now: Instant, seq: u64) -> bool {
+        let before = self.tx.una;
+        let mut whole = true;
+        while self.tx.una < seq {
+            let Some(front) = self.tx.queue.front() else {
+                break;
+            };
+            if front.awaits_response() {
+                whole = false;
+                break;
+            }
+            self.tx.una = front.end().min(seq);
+            if self.tx.una == front.end() {
+                self.finish_front(WcStatus::SUCCESS, 0);
+            }
+        }
+        if self.tx.una > before {
+            self.progressed(now);
+        }
+        whole
+    }
+
+    /// One response of the READ, atomic or FLUSH at the front is there.
+    fn acknowledge_response(&mut self, now: Instant) {
+        self.tx.una += 1;
+        if self.tx.queue.front().is_some_and(|front| front.end() <= self.tx.una) {
+            self.finish_front(WcStatus::SUCCESS, 0);
+        }
+        self.progressed(now);
+    }
+
+    fn progressed(&mut self, now: Instant) {
+        let tx = &mut self.tx;
+        (tx.retries, tx.rnr_tries, tx.rewound) = (0, 0, None);
+        if tx.next < tx.una {
+            // Acknowledged before it was sent again.
+            tx.seek(tx.una);
+        }
+        while tx.outstanding.front().is_some_and(|&end| end <= tx.una) {
+            tx.outstanding.pop_front();
+        }
+        tx.deadline = None;
+        self.arm(now);
+    }
+
+    /// Something is on the way: sees to it that its acknowledgement is missed in time.
+    fn arm(&mut self, now: Instant) {
+        if self.tx.next > self.tx.una && self.tx.deadline.is_none() {
+            self.tx.deadline = self.attr.ack_timeout().map(|timeout| now + timeout);
+        }
+    }
+
+    /// The peer, or what it sent, says that packet `una` is missing.
+    fn rewind_for_gap(&mut self) {
+        let una = self.tx.una;
+        if self.tx.rewound == Some(una) || self.tx.rnr_until.is_some() {
+            return;
+        }
+        self.stats.sequence_naks_received += 1;
+        self.tx.rewound = Some(una);
+        self.tx.deadline = None;
+        self.tx.seek(una);
+    }
+
+    /// Timers that are due.
+    pub(super) fn expire(&mut self, now: Instant) {
+        if self.tx.rnr_until.is_some_and(|until| until <= now) {
+            self.tx.rnr_until = None;
+        }
+        if self.tx.deadline.is_none_or(|deadline| now < deadline) {
+            return;
+        }
+        self.tx.deadline = None;
+        self.stats.timeouts += 1;
+        if self.tx.retries >= self.attr.retry_cnt {
+            self.fail_work(0, WcStatus::RETRY_EXC_ERR, 0);
+            return;
+        }
+        self.tx.retries += 1;
+        self.tx.rewound = None;
+        self.tx.seek(self.tx.una);
+    }
+
+    /// Takes a response packet of an RC queue pair.
+    pub(super) fn handle_response<M: Memory + ?Sized>(
+        &mut self,
+        now: Instant,
+        received: &Received<'_>,
+        mem: &M,
+    ) {
+        if !matches!(self.state, QpState::Rts | QpState::Sqd) {
+            self.stats.ghosts += 1;
+            return;
+        }
+        let headers = &received.packet.headers;
+        let una = self.tx.una;
+        let seq = una + u64::from(headers.bth.psn().since(Psn::new(una as u32)));
+        // IBTA vol. 1, 9.7.5.1.1: what answers nothing that is on the way is a ghost.
+        if seq >= self.tx.max {
+            self.stats.ghosts += 1;
+            return;
+        }
+        let syndrome = headers.aeth.map(|aeth| aeth.syndrome());
+        let operation = headers.bth.opcode().info().map(|info| info.operation);
+        match (operation, syndrome) {
+            (Some(Operation::Ack), Some(Syndrome::Ack(code))) => {
+                if self.acknowledge(now, seq + 1) {
+                    self.take_credits(seq, code);
+                } else {
+                    self.rewind_for_gap();
+                }
+            }
+            (Some(Operation::Ack), Some(Syndrome::RnrNak(code))) => {
+                self.handle_rnr(now, seq, code);
+            }
+            (Some(Operation::Ack), Some(Syndrome::Nak(code))) => {
+                self.handle_nak(now, seq, code);
+            }
+            (Some(Operation::ReadResponse), None | Some(Syndrome::Ack(_)))
+            | (Some(Operation::AtomicAck), Some(Syndrome::Ack(_))) => {
+                self.handle_answer(now, seq, received, mem);
+            }
+            _ => self.stats.malformed += 1,
+        }
+    }
+
+    /// The peer has told how many receives it has beyond what it has done, which is `seq`.
+    fn take_credits(&mut self, seq: u64, code: u8) {
+        let Some(granted) = credits(code) else {
+            self.tx.credit_limit = None;
+            return;
+        };
+        // All that came before `seq` is off the queue, but for the message that it is part of.
+        let done = match self.tx.queue.front() {
+            Some(work) if work.started => {
+                work.consumers_before + u64::from(work.first <= seq && work.consumes())
+            }
+            _ => self.tx.consumers,
+        };
+        self.tx.credit_limit = Some(done + u64::from(granted));
+    }
+
+    fn handle_rnr(&mut self, now: Instant, seq: u64, code: u8) {
+        if !self.acknowledge(now, seq) {
+            self.rewind_for_gap();
+            return;
+        }
+        // One that waits already has been told twice.
+        if self.tx.rnr_until.is_some() {
+            return;
+        }
+        self.stats.rnr_naks_received += 1;
+        if self.attr.rnr_retry < 7 {
+            if self.tx.rnr_tries >= self.attr.rnr_retry {
+                let vendor_err = Syndrome::RnrNak(code).to_octet();
+                self.fail_work(0, WcStatus::RNR_RETRY_EXC_ERR, vendor_err.into());
+                return;
+            }
+            self.tx.rnr_tries += 1;
+        }
+        self.tx.rnr_until = Some(now + Duration::from_micros(rnr_micros(code).into()));
+        (self.tx.deadline, self.tx.retries) = (None, 0);
+        self.tx.rewound = None;
+        self.tx.seek(self.tx.una);
+    }
+
+    fn handle_nak(&mut self, now: Instant, seq: u64, code: NakCode) {
+        let status = match code {
+            NakCode::PSN_SEQUENCE => {
+                self.acknowledge(now, seq);
+                self.rewind_for_gap();
+                return;
+            }
+            NakCode::INVALID_REQUEST => WcStatus::REM_INV_REQ_ERR,
+            NakCode::REMOTE_ACCESS => WcStatus::REM_ACCESS_ERR,
+            NakCode::REMOTE_OPERATIONAL => WcStatus::REM_OP_ERR,
+            _ => {
+                self.stats.malformed += 1;
+                return;
+            }
+        };
+        // The peer is in its error state: what is unanswered now stays so.
+        self.acknowledge(now, seq);
+        let index =
+            self.tx.queue.iter().position(|work| work.started && seq < work.end()).unwrap_or(0);
+        self.fail_work(index, status, Syndrome::Nak(code).to_octet().into());
+    }
+
+    /// A READ response, the answer to an atomic, or that to a FLUSH or ATOMIC_WRITE.
+    fn handle_answer<M: Memory + ?Sized>(
+        &mut self,
+        now: Instant,
+        seq: u64,
+        received: &Received<'_>,
+        mem: &M,
+    ) {
+        let packet = received.packet;
+        let atomic = packet.headers.atomic_ack_eth;
+        let Some(work) = self.tx.queue.iter().find(|work| work.started && seq < work.end()) else {
+            self.stats.ghosts += 1;
+            return;
+        };
+        let fits = match work.op {
+            SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } => atomic.is_some(),
+            SendOp::Read(_) => atomic.is_none(),
+            SendOp::Flush { .. } | SendOp::AtomicWrite(_) => {
+                packet.headers.bth.opcode() == Opcode::RC_READ_RESP_ONLY
+            }
+            _ => false,
+        };
+        if !fits {
+            self.stats.malformed += 1;
+            return;
+        }
+        // IBTA vol. 1, 9.7.5.1.2: it acknowledges what came before; if that takes an answer too,
+        // the answer is lost.
+        if !self.acknowledge(now, seq) || self.tx.una != seq {
+            self.rewind_for_gap();
+            return;
+        }
+        let Some(work) = self.tx.queue.front() else {
+            return;
+        };
+        let scope = self.config.scope;
+        let octets;
+        let (offset, data) = match (work.op, atomic) {
+            (SendOp::Read(_), _) => {
+                // Both below 2^31: the message has no more.
+                let offset = (seq - work.first) as u32 * self.attr.path_mtu.octets();
+                let expected = (work.len - offset).min(self.attr.path_mtu.octets());
+                if packet.payload_len != expected as usize {
+                    self.stats.malformed += 1;
+                    self.fail_work(0, WcStatus::BAD_RESP_ERR, 0);
+                    return;
+                }
+                (offset, packet.payload)
+            }
+            (_, Some(answer)) => {
+                octets = answer.original().to_ne_bytes();
+                (0, &octets[..])
+            }
+            (_, None) if packet.payload_len != 0 => {
+                self.stats.malformed += 1;
+                self.fail_work(0, WcStatus::BAD_RESP_ERR, 0);
+                return;
+            }
+            (_, None) => (0, &[][..]),
+        };
+        if scatter(mem, scope, work.sges(), offset, data).is_err() {
+            self.fail_work(0, WcStatus::LOC_ACCESS_ERR, 0);
+            return;
+        }
+        self.stats.payload_received += data.len() as u64;
+        self.acknowledge_response(now);
+    }
+
+    /// Fills `train` with requests.
+    pub(super) fn transmit_requests<M: Memory + ?Sized>(
+        &mut self,
+        now: Instant,
+        mem: &M,
+        limit: Limit,
+        train: &mut Train,
+    ) {
+        let rc = self.config.kind == QpType::Rc;
+        while self.tx.rnr_until.is_none() && self.start_work(mem) {
+            let Some(mut plan) = self.plan() else {
+                break;
+            };
+            let Some(work) = self.tx.queue.get(self.tx.at) else {
+                break;
+            };
+            let ends = match work.dest {
+                Some(dest) => (self.attr.local, super::qp::canonical(dest.addr)),
+                None => self.ends(),
+            };
+            let len = packet_len(&plan.headers, plan.len);
+            if !train.takes(len, ends.0, ends.1, limit) {
+                break;
+            }
+            let after = self.tx.next + u64::from(plan.packets);
+            let mtu = self.attr.path_mtu.octets();
+            let ask = rc
+                && (plan.ask
+                    || self.tx.unasked + 1 >= self.config.ack_every
+                    || !self.tx.has_room(after, self.window, mtu, 1, u64::from(mtu) + OVERHEAD));
+            plan.headers.bth = plan.headers.bth.with_ack_req(ask);
+            let source = work.source(plan.offset, plan.len);
+            if train.push(ends, &mut plan.headers, source, mem, self.config.scope).is_err() {
+                self.tx.failing = Some(WcStatus::LOC_PROT_ERR);
+                continue;
+            }
+            self.stats.payload_sent += u64::from(plan.len);
+            self.advance(&plan, ask);
+            if !rc {
+                // What is sent is done.
+                self.acknowledge(now, self.tx.next);
+                self.tx.deadline = None;
+            }
+        }
+        if rc && self.state != QpState::Err {
+            self.arm(now);
+        }
+    }
+
+    /// The planned packet is in the train.
+    fn advance(&mut self, plan: &Plan, ask: bool) {
+        let tx = &mut self.tx;
+        if tx.next < tx.max {
+            self.stats.packets_resent += 1;
+        }
+        tx.next += u64::from(plan.packets);
+        tx.max = tx.max.max(tx.next);
+        tx.sent += plan.packets;
+        tx.unasked = if ask { 0 } else { tx.unasked + 1 };
+        let Some(work) = tx.queue.get(tx.at) else {
+            return;
+        };
+        if work.awaits_response() {
+            tx.outstanding.push_back(tx.next);
+        }
+        if tx.next >= work.end() {
+            tx.at += 1;
+            tx.sent = 0;
+        }
+    }
+
+    /// Sees to it that the work request at the point of sending has packet numbers, and carries
+    /// out what needs none. False: nothing may be sent now.
+    fn start_work<M: Memory + ?Sized>(&mut self, mem: &M) -> bool {
+        loop {
+            if self.state != QpState::Rts && self.state != QpState::Sqd {
+                return false;
+            }
+            if let Some(status) = self.tx.failing {
+                // All before it goes first.
+                if self.tx.at == 0 {
+                    self.tx.failing = None;
+                    self.fail_work(0, status, 0);
+                }
+                return false;
+            }
+            let Some(work) = self.tx.queue.get(self.tx.at) else {
+                return false;
+            };
+            if work.started {
+                return true;
+            }
+            // IBTA vol. 1, 10.8.3.3: a fence waits for READs and atomics.
+            let fenced = work.flags.contains(SendFlags::FENCE) && !self.tx.outstanding.is_empty();
+            let idle = self.tx.una == self.tx.next;
+            let no_credit = work.consumes()
+                && !idle
+                && self.tx.credit_limit.is_some_and(|limit| self.tx.consumers >= limit);
+            if self.state == QpState::Sqd || fenced || no_credit {
+                return false;
+            }
+            if let SendOp::LocalInv(rkey) = work.op {
+                if self.tx.at > 0 {
+                    return false;
+                }
+                match mem.invalidate(self.config.scope, rkey) {
+                    Ok(()) => self.finish_front(WcStatus::SUCCESS, 0),
+                    Err(_) => self.fail_work(0, WcStatus::LOC_PROT_ERR, 0),
+                }
+                continue;
+            }
+            let access = match work.op {
+                SendOp::Read(_) | SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } => {
+                    Access::LOCAL_WRITE
+                }
+                _ => Access::empty(),
+            };
+            let scope = self.config.scope;
+            if work.sges().iter().any(|&sge| mem.check_local(scope, sge, access).is_err()) {
+                self.tx.failing = Some(WcStatus::LOC_PROT_ERR);
+                continue;
+            }
+            let mtu = self.attr.path_mtu.octets();
+            let tx = &mut self.tx;
+            let Some(work) = tx.queue.get_mut(tx.at) else {
+                return false;
+            };
+            work.started = true;
+            work.first = tx.end;
+            work.packets = work.len.div_ceil(mtu).max(1);
+            work.piece = Requester::read_piece(self.window, mtu);
+            work.octets_from = tx.octets_end;
+            work.consumers_before = tx.consumers;
+            tx.end = work.end();
+            tx.octets_end += work.octets(work.packets, mtu);
+            tx.consumers += u64::from(work.consumes());
+            return true;
+        }
+    }
+
+    /// The packet at the point of sending; `None`: it has to wait.
+    fn plan(&self) -> Option<Plan> {
+        let work = self.tx.queue.get(self.tx.at)?;
+        let (tx, mtu) = (&self.tx, self.attr.path_mtu.octets());
+        let left = work.packets - tx.sent;
+        let response = work.awaits_response();
+        let is_read = matches!(work.op, SendOp::Read(_));
+        let packets = if is_read { left.min(work.piece - tx.sent % work.piece) } else { 1 };
+        if self.config.kind == QpType::Rc {
+            let octets = work.octets(tx.sent + packets, mtu) - work.octets(tx.sent, mtu);
+            if !tx.has_room(tx.next, self.window, mtu, packets, octets)
+                || response && tx.outstanding.len() >= self.attr.max_rd_atomic.into()
+            {
+                return None;
+            }
+        }
+        let (first, last) = (tx.sent == 0, packets == left);
+        let offset = tx.sent * mtu;
+        // The octets of READs and atomics come back.
+        let len = match work.op {
+            SendOp::Read(_) | SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } => 0,
+            _ => (work.len - offset).min(mtu),
+        };
+        let (opcode, transport) = match self.config.kind {
+            QpType::Rc => (rc_opcode(&work.op, first, last), Transport::Rc),
+            QpType::Uc => (rc_opcode(&work.op, first, last), Transport::Uc),
+            QpType::Ud => (rc_opcode(&work.op, first, last), Transport::Ud),
+        };
+        let opcode = Opcode(opcode.0 | transport.bits());
+        let dest_qp = work.dest.map_or(self.attr.dest_qp, |dest| dest.qpn);
+        let bth = Bth::new(opcode, self.attr.pkey, dest_qp, Psn::new(tx.next as u32))
+            .with_migreq(self.attr.migreq)
+            .with_solicited(last && work.consumes() && work.flags.contains(SendFlags::SOLICITED));
+        let mut headers = Headers::new(bth);
+        headers.deth = work.dest.map(|dest| self.deth(&dest));
+        match work.op {
+            SendOp::Send => {}
+            SendOp::SendImm(imm) => headers.immdt = Some(ImmDt::new(imm)),
+            SendOp::SendInv(rkey) => headers.ieth = Some(Ieth::new(rkey)),
+            SendOp::Write(remote) => {
+                headers.reth = Some(Reth::new(remote.addr, remote.rkey, work.len));
+            }
+            SendOp::WriteImm(remote, imm) => {
+                headers.reth = Some(Reth::new(remote.addr, remote.rkey, work.len));
+                headers.immdt = Some(ImmDt::new(imm));
+            }
+            SendOp::Read(remote) => {
+                let octets = (work.len - offset).min(packets.saturating_mul(mtu));
+                let va = remote.addr.wrapping_add(offset.into());
+                headers.reth = Some(Reth::new(va, remote.rkey, octets));
+            }
+            SendOp::FetchAdd { remote, add, .. } => {
+                headers.atomic_eth = Some(AtomicEth::new(remote.addr, remote.rkey, add, 0));
+            }
+            SendOp::CmpSwap { remote, compare, swap, .. } => {
+                headers.atomic_eth = Some(AtomicEth::new(remote.addr, remote.rkey, swap, compare));
+            }
+            SendOp::Flush { remote, len, placement, selectivity } => {
+                headers.feth = Some(Feth::new(placement, selectivity));
+                headers.reth = Some(Reth::new(remote.addr, remote.rkey, len));
+            }
+            SendOp::AtomicWrite(remote) => {
+                headers.reth = Some(Reth::new(remote.addr, remote.rkey, work.len));
+            }
+            // Never started: not taken at the post, or carried out without a packet.
+            SendOp::Imm(_) | SendOp::LocalInv(_) => return None,
+        }
+        Some(Plan { headers, offset, len, packets, ask: last || response })
+    }
+}
+
+/// The opcode of a request packet, as RC has it.
+fn rc_opcode(op: &SendOp, first: bool, last: bool) -> Opcode {
+    let one_of = |only, of_many, last_of_many, middle| match (first, last) {
+        (true, true) => only,
+        (true, false) => of_many,
+        (false, true) => last_of_many,
+        (false, false) => middle,
+    };
+    let send = |only, end| one_of(only, Opcode::RC_SEND_FIRST, end, Opcode::RC_SEND_MIDDLE);
+    let write = |only, end| one_of(only, Opcode::RC_WRITE_FIRST, end, Opcode::RC_WRITE_MIDDLE);
+    match op {
+        SendOp::Send | SendOp::Imm(_) | SendOp::LocalInv(_) => {
+            send(Opcode::RC_SEND_ONLY, Opcode::RC_SEND_LAST)
+        }
+        SendOp::SendImm(_) => send(Opcode::RC_SEND_ONLY_IMM, Opcode::RC_SEND_LAST_IMM),
+        SendOp::SendInv(_) => send(Opcode::RC_SEND_ONLY_INV, Opcode::RC_SEND_LAST_INV),
+        SendOp::Write(_) => write(Opcode::RC_WRITE_ONLY, Opcode::RC_WRITE_LAST),
+        SendOp::WriteImm(..) => write(Opcode::RC_WRITE_ONLY_IMM, Opcode::RC_WRITE_LAST_IMM),
+        SendOp::Read(_) => Opcode::RC_READ_REQUEST,
+        SendOp::FetchAdd { .. } => Opcode::RC_FETCH_ADD,
+        SendOp::CmpSwap { .. } => Opcode::RC_CMP_SWAP,
+        SendOp::Flush { .. } => Opcode::RC_FLUSH,
+        SendOp::AtomicWrite(_) => Opcode::RC_ATOMIC_WRITE,
+    }
+}
+
+/// What is wrong with a request is said at the call; its length where nothing is.
+fn check_post(
+    wr: &SendWr,
+    config: &Config,
+    mtu: PathMtu,
+    max_rd_atomic: u8,
+) -> Result<u32, PostError> {
+    let transport = match config.kind {
+        QpType::Rc => "RoCEv2 RC",
+        QpType::Uc => "RoCEv2 UC",
+        QpType::Ud => "RoCEv2 UD",
+    };
+    let unsupported = Err(PostError::Unsupported { op: wr.op.name(), transport });
+    match (config.kind, wr.op) {
+        (_, SendOp::Imm(_)) => return unsupported,
+        (_, SendOp::FetchAdd { mask, .. }) if mask != 0 => return unsupported,
+        (_, SendOp::CmpSwap { compare_mask, swap_mask, .. })
+            if (compare_mask, swap_mask) != (u64::MAX, u64::MAX) =>
+        {
+            return unsupported;
+        }
+        (QpType::Rc, _) => {}
+        (_, SendOp::Send | SendOp::SendImm(_)) => {}
+        (QpType::Uc, SendOp::Write(_) | SendOp::WriteImm(..) | SendOp::LocalInv(_)) => {}
+        (QpType::Uc | QpType::Ud, _) => return unsupported,
+    }
+    let have = wr.payload.len();
+    let max = match config.kind {
+        QpType::Rc | QpType::Uc => MAX_MESSAGE,
+        QpType::Ud => mtu.octets(),
+    };
+    let len = match u32::try_from(have) {
+        Ok(len) if len <= max => len,
+        _ => return Err(PostError::TooLong { max: max.into(), have }),
+    };
+    match &wr.payload {
+        Payload::Sges(sges) if sges.len() > config.max_sge => {
+            return Err(PostError::TooManySges { max: config.max_sge, have: sges.len() });
+        }
+        Payload::Inline(data) if data.len() > config.max_inline => {
+            return Err(PostError::InlineTooLong { max: config.max_inline, have: data.len() });
+        }
+        Payload::Sges(_) | Payload::Inline(_) => {}
+    }
+    if wr.dest.is_some() != (config.kind == QpType::Ud) {
+        return Err(PostError::Invalid(match config.kind {
+            QpType::Ud => "a datagram needs a destination (SendWr::to)",
+            QpType::Rc | QpType::Uc => "a connection has its peer: only UD requests name one",
+        }));
+    }
+    let inline = matches!(wr.payload, Payload::Inline(_));
+    let aligned = |addr: u64| {
+        if addr.is_multiple_of(8) {
+            return Ok(());
+        }
+        Err(PostError::Invalid("the address of an atomic must be a multiple of 8"))
+    };
+    match wr.op {
+        SendOp::LocalInv(_) | SendOp::Flush { .. } if have > 0 => {
+            return Err(PostError::Invalid("this operation carries no payload"));
+        }
+        SendOp::Read(_) if inline => {
+            return Err(PostError::Invalid("a READ needs registered memory to read into"));
+        }
+        SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } if inline || have != 8 => {
+            return Err(PostError::Invalid("an atomic needs exactly 8 octets for the old value"));
+        }
+        SendOp::AtomicWrite(_) if have != 8 => {
+            return Err(PostError::Invalid("an ATOMIC_WRITE has exactly 8 octets"));
+        }
+        SendOp::FetchAdd { remote, .. } | SendOp::CmpSwap { remote, .. } => aligned(remote.addr)?,
+        SendOp::AtomicWrite(remote) => aligned(remote.addr)?,
+        SendOp::Flush { placement, selectivity, .. } if !is_known_flush(placement, selectivity) => {
+            return Err(PostError::Invalid("FLUSH needs a known placement and selectivity"));
+        }
+        SendOp::Send
+        | SendOp::SendImm(_)
+        | SendOp::SendInv(_)
+        | SendOp::Write(_)
+        | SendOp::WriteImm(..)
+        | SendOp::Read(_)
+        | SendOp::Imm(_)
+        | SendOp::LocalInv(_)
+        | SendOp::Flush { .. } => {}
+    }
+    let awaits = matches!(
+        wr.op,
+        SendOp::Read(_)
+            | SendOp::FetchAdd { .. }
+            | SendOp::CmpSwap { .. }
+            | SendOp::Flush { .. }
+            | SendOp::AtomicWrite(_)
+    );
+    if awaits && max_rd_atomic == 0 {
+        return Err(PostError::Invalid("READs and atomics are off: max_rd_atomic is 0"));
+    }
+    Ok(len)
+}
+
+/// Placement types and selectivity levels that annex A19 defines.
+pub(super) fn is_known_flush(placement: Placement, selectivity: Selectivity) -> bool {
+    let known = Placement::GLOBAL_VISIBILITY | Placement::PERSISTENCE;
+    !placement.is_empty()
+        && known.contains(placement)
+        && matches!(selectivity, Selectivity::RANGE | Selectivity::REGION)
+}

@@ -1,0 +1,703 @@
+//! The responder: receive queue, requests of the peer, and for RC what it is answered
+//! (IBTA vol. 1, 9.7.4, 9.7.5).
+//!
+//! A packet whose PSN is the expected one is carried out. One before it came already: it is
+//! acknowledged again, and a READ, atomic or FLUSH answered again. One behind it is a gap, which is
+//! told once. What comes out of order is dropped: a responder that keeps it would do so where
+//! [`Qp::handle_request`] finds the gap.
+
+use alloc::collections::VecDeque;
+
+use super::{
+    Completion, Qp, Reason, Received, Train,
+    requester::{MAX_MESSAGE, is_known_flush},
+    transmit::{Limit, Source, packet_len},
+};
+use crate::{
+    mem::{AccessError, AtomicOp, Memory},
+    verbs::{Access, Imm, PostError, RecvWr, Wc, WcOpcode, WcStatus, pieces},
+    wire::{
+        ids::{Psn, RKey},
+        roce::{
+            Headers,
+            aeth::{Aeth, NO_CREDITS, NakCode, Syndrome, credit_code},
+            atomic::AtomicAckEth,
+            bth::Bth,
+            feth::{Placement, Selectivity},
+            opcode::{Info, Opcode, Operation, Place},
+        },
+    },
+};
+
+/// A receive in the queue.
+#[derive(Debug)]
+pub(super) struct Receive {
+    pub(super) wr: RecvWr,
+    pub(super) tag: u64,
+    pub(super) capacity: u32,
+}
+
+/// A message of several packets, of which some came.
+#[derive(Debug)]
+pub(super) enum Message {
+    Send { receive: Receive, placed: u32 },
+    Write { rkey: RKey, addr: u64, len: u32, placed: u32 },
+}
+
+/// What a request is answered.
+#[derive(Debug)]
+enum Answer {
+    /// ACK, RNR NAK or NAK.
+    Ack { psn: Psn, msn: u32, syndrome: Syndrome },
+    /// READ responses `next..packets`.
+    Read {
+        first: Psn,
+        rkey: RKey,
+        addr: u64,
+        len: u32,
+        packets: u32,
+        next: u32,
+        msn: u32,
+        /// It is asked for the first time.
+        fresh: bool,
+    },
+    /// To an atomic: what the word held.
+    Atomic { psn: Psn, msn: u32, original: u64 },
+    /// To a FLUSH or an ATOMIC_WRITE.
+    Done { psn: Psn, msn: u32 },
+}
+
+/// What was answered to an atomic, a FLUSH or an ATOMIC_WRITE, for when it comes again.
+#[derive(Debug, Clone, Copy)]
+struct Replay {
+    psn: Psn,
+    msn: u32,
+    original: Option<u64>,
+}
+
+/// Why a request is not carried out.
+pub(super) enum Refusal {
+    /// No receive is posted.
+    NotReady,
+    /// A rule is broken, or an access is not allowed.
+    Nak(NakCode),
+}
+
+const INVALID: Refusal = Refusal::Nak(NakCode::INVALID_REQUEST);
+const OPERATIONAL: Refusal = Refusal::Nak(NakCode::REMOTE_OPERATIONAL);
+
+/// The responding half.
+#[derive(Debug, Default)]
+pub(super) struct Responder {
+    pub(super) queue: VecDeque<Receive>,
+    pub(super) expected: Psn,
+    msn: u32,
+    pub(super) message: Option<Message>,
+    /// How the receive of the message in hand ends if the queue pair goes down now.
+    receive_status: Option<WcStatus>,
+    /// The gap before the expected PSN is told, or the peer told to wait.
+    nak_sent: bool,
+    answers: VecDeque<Answer>,
+    replays: VecDeque<Replay>,
+    /// The NAK that ended it.
+    last_words: Option<(Psn, Syndrome)>,
+}
+
+impl Responder {
+    pub(super) fn start(&mut self, psn: Psn) {
+        self.expected = psn;
+    }
+
+    pub(super) fn forget_answers(&mut self) {
+        self.answers.clear();
+    }
+
+    /// Whether it is the receive's own fault that its message was refused: its memory cannot be
+    /// written.
+    pub(super) fn receive_is_bad(&self) -> bool {
+        self.receive_status == Some(WcStatus::LOC_PROT_ERR)
+    }
+
+    /// The receive of the message in hand is not to blame.
+    pub(super) fn forgive_receive(&mut self) {
+        self.receive_status = None;
+    }
+
+    /// READs that wait for their turn or are being answered.
+    fn reads(&self) -> usize {
+        self.answers.iter().filter(|a| matches!(a, Answer::Read { fresh: true, .. })).count()
+    }
+}
+
+impl Qp {
+    /// Checks a receive and queues it.
+    pub(super) fn push_receive(&mut self, wr: RecvWr, tag: u64) -> Result<(), PostError> {
+        let capacity = wr.check(self.config.max_sge)?;
+        if self.rx.queue.len() >= self.config.max_recv_wr {
+            return Err(PostError::QueueFull { max: self.config.max_recv_wr });
+        }
+        self.rx.queue.push_back(Receive { wr, tag, capacity });
+        Ok(())
+    }
+
+    pub(super) fn complete_receive(&mut self, receive: &Receive, wc: Wc) {
+        let wc = Wc { id: receive.wr.id, qpn: self.config.scope.qpn, ..wc };
+        self.completions.push_back(Completion { tag: receive.tag, wc });
+    }
+
+    pub(super) fn flush_receives(&mut self) {
+        let flushed = |status| Wc { status, opcode: WcOpcode::RECV, ..Wc::default() };
+        let first = self.rx.receive_status.take().unwrap_or(WcStatus::WR_FLUSH_ERR);
+        if let Some(Message::Send { receive, .. }) = self.rx.message.take() {
+            self.complete_receive(&receive, flushed(first));
+        }
+        while let Some(receive) = self.rx.queue.pop_front() {
+            self.complete_receive(&receive, flushed(WcStatus::WR_FLUSH_ERR));
+        }
+    }
+
+    /// Takes a request packet of an RC queue pair.
+    pub(super) fn handle_request<M: Memory + ?Sized>(&mut self, received: &Received<'_>, mem: &M) {
+        let bth = received.packet.headers.bth;
+        let (psn, expected) = (bth.psn(), self.rx.expected);
+        if psn.is_before(expected) {
+            self.stats.duplicates += 1;
+            self.answer_again(received, mem);
+            return;
+        }
+        if psn != expected {
+            self.stats.out_of_order += 1;
+            if !core::mem::replace(&mut self.rx.nak_sent, true) {
+                self.stats.sequence_naks_sent += 1;
+                self.push_ack(expected, Syndrome::Nak(NakCode::PSN_SEQUENCE));
+            }
+            return;
+        }
+        match self.execute(received, mem) {
+            Ok(()) => {
+                self.rx.nak_sent = false;
+                if bth.ack_req() {
+                    self.acknowledge_all();
+                }
+            }
+            Err(Refusal::NotReady) => {
+                self.stats.rnr_naks_sent += 1;
+                // What follows on its heels says nothing new.
+                self.rx.nak_sent = true;
+                self.push_ack(expected, Syndrome::RnrNak(self.attr.min_rnr_timer));
+            }
+            Err(Refusal::Nak(code)) => self.refuse(expected, code),
+        }
+    }
+
+    /// The last NAK: nothing is carried out from here on.
+    fn refuse(&mut self, psn: Psn, code: NakCode) {
+        let syndrome = Syndrome::Nak(code);
+        if code == NakCode::REMOTE_ACCESS {
+            self.stats.access_errors += 1;
+        } else {
+            self.stats.malformed += 1;
+        }
+        self.push_ack(psn, syndrome);
+        self.rx.last_words = Some((psn, syndrome));
+        self.enter_error(Reason::Responder(syndrome));
+    }
+
+    /// In the error state: the peer asks on, so the last NAK was lost.
+    pub(super) fn repeat_last_words(&mut self, received: &Received<'_>) {
+        let bth = &received.packet.headers.bth;
+        let is_request = bth.opcode().info().is_none_or(|info| info.request);
+        if let Some((psn, syndrome)) = self.rx.last_words
+            && is_request
+            && self.rx.answers.is_empty()
+        {
+            self.push_ack(psn, syndrome);
+        }
+    }
+
+    /// Everything before the expected PSN came.
+    fn acknowledge_all(&mut self) {
+        let credits = if self.config.credits {
+            credit_code(u32::try_from(self.rx.queue.len()).unwrap_or(u32::MAX))
+        } else {
+            NO_CREDITS
+        };
+        // IBTA vol. 1, 9.7.5.1.2: the PSN of the last packet that was carried out.
+        let last = self.rx.expected.add(0xff_ffff);
+        self.push_ack(last, Syndrome::Ack(credits));
+    }
+
+    /// Queues an acknowledgement. One that is the last in the queue already is replaced: a batch of
+    /// packets is acknowledged once. But an ACK does not replace the NAK that it is older than.
+    fn push_ack(&mut self, psn: Psn, syndrome: Syndrome) {
+        let new = Answer::Ack { psn, msn: self.rx.msn, syndrome };
+        match self.rx.answers.back_mut() {
+            Some(Answer::Ack { psn: last, .. }) if psn.is_before(*last) => {}
+            Some(last @ Answer::Ack { .. }) => *last = new,
+            _ => self.rx.answers.push_back(new),
+        }
+    }
+
+    fn remember(&mut self, psn: Psn, original: Option<u64>) {
+        let msn = self.rx.msn;
+        while self.rx.replays.len() >= self.attr.max_dest_rd_atomic.into() {
+            self.rx.replays.pop_front();
+        }
+        self.rx.replays.push_back(Replay { psn, msn, original });
+        self.rx.answers.push_back(match original {
+            Some(original) => Answer::Atomic { psn, msn, original },
+            None => Answer::Done { psn, msn },
+        });
+    }
+
+    /// A request that came before.
+    fn answer_again<M: Memory + ?Sized>(&mut self, received: &Received<'_>, mem: &M) {
+        let headers = &received.packet.headers;
+        let psn = headers.bth.psn();
+        let Some(info) = headers.bth.opcode().info() else {
+            return;
+        };
+        // What may be queued at a time: each resource twice, and acknowledgements between them.
+        let full = self.rx.answers.len() > 4 * usize::from(self.attr.max_dest_rd_atomic);
+        match info.operation {
+            Operation::ReadRequest => self.read_again(psn, headers, full, mem),
+            Operation::CmpSwap
+            | Operation::FetchAdd
+            | Operation::Flush
+            | Operation::AtomicWrite => {
+                let replay = self.rx.replays.iter().find(|replay| replay.psn == psn).copied();
+                let queued = self.rx.answers.iter().any(|answer| match answer {
+                    Answer::Atomic { psn: at, .. } | Answer::Done { psn: at, .. } => *at == psn,
+                    Answer::Ack { .. } | Answer::Read { .. } => false,
+                });
+                let Some(Replay { psn, msn, original }) = replay else {
+                    return;
+                };
+                if !queued && !full {
+                    self.rx.answers.push_back(match original {
+                        Some(original) => Answer::Atomic { psn, msn, original },
+                        None => Answer::Done { psn, msn },
+                    });
+                }
+            }
+            _ if headers.bth.ack_req() || info.place.ends() => self.acknowledge_all(),
+            _ => {}
+        }
+    }
+
+    /// A READ that came before, or the rest of one: it is carried out once more.
+    fn read_again<M: Memory + ?Sized>(&mut self, psn: Psn, headers: &Headers, full: bool, mem: &M) {
+        let Some(reth) = headers.reth else {
+            return;
+        };
+        let packets = reth.dma_len().div_ceil(self.attr.path_mtu.octets()).max(1);
+        // It asks for no more than it asked for before.
+        let beyond = self.rx.expected.since(psn) < packets;
+        if beyond || reth.dma_len() > MAX_MESSAGE {
+            return;
+        }
+        for answer in &mut self.rx.answers {
+            // It is being answered: from this packet on once more.
+            if let Answer::Read { first, packets, next, rkey, fresh, .. } = answer
+                && psn.since(*first) < *packets
+                && *rkey == reth.rkey()
+            {
+                // The peer may have all of it by now, and its next READ needs the place.
+                *fresh = false;
+                *next = (*next).min(psn.since(*first));
+                return;
+            }
+        }
+        let (rkey, addr, len) = (reth.rkey(), reth.va(), reth.dma_len());
+        let allowed =
+            mem.check_remote(self.config.scope, rkey, addr, len.into(), Access::REMOTE_READ);
+        // The key may be gone since: the peer has what it needs then, or never gets it.
+        if allowed.is_err() || full || !self.attr.access.contains(Access::REMOTE_READ) {
+            return;
+        }
+        let msn = self.rx.msn;
+        let answer =
+            Answer::Read { first: psn, rkey, addr, len, packets, next: 0, msn, fresh: false };
+        self.rx.answers.push_back(answer);
+    }
+
+    /// Carries out the request whose turn it is.
+    fn execute<M: Memory + ?Sized>(
+        &mut self,
+        received: &Received<'_>,
+        mem: &M,
+    ) -> Result<(), Refusal> {
+        let packet = received.packet;
+        let Some(info) = packet.headers.bth.opcode().info() else {
+            return Err(INVALID);
+        };
+        if packet.check_form().is_err() {
+            return Err(INVALID);
+        }
+        let psns = match info.operation {
+            Operation::Send => self.take_send(received, info, mem).map(|()| 1)?,
+            Operation::Write => self.take_write(received, info, mem).map(|()| 1)?,
+            // Messages do not interleave.
+            _ if self.rx.message.is_some() => return Err(INVALID),
+            Operation::ReadRequest => self.take_read(&packet.headers, mem)?,
+            Operation::CmpSwap | Operation::FetchAdd => {
+                self.take_atomic(&packet.headers, info.operation, mem).map(|()| 1)?
+            }
+            Operation::Flush => self.take_flush(&packet.headers, mem).map(|()| 1)?,
+            Operation::AtomicWrite => {
+                self.take_atomic_write(&packet.headers, packet.payload, mem).map(|()| 1)?
+            }
+            _ => return Err(INVALID),
+        };
+        self.rx.expected = self.rx.expected.add(psns);
+        Ok(())
+    }
+
+    fn count_message(&mut self) {
+        self.rx.msn = (self.rx.msn + 1) & 0xff_ffff;
+    }
+
+    /// Whether a packet has as much payload as its place in a message asks for.
+    fn check_length(&self, place: Place, len: usize) -> Result<u32, Refusal> {
+        let mtu = self.attr.path_mtu.octets();
+        let good = match (place, u32::try_from(len)) {
+            (Place::First | Place::Middle, Ok(len)) => len == mtu,
+            (Place::Last, Ok(len)) => (1..=mtu).contains(&len),
+            (Place::Only, Ok(len)) => len <= mtu,
+            (_, Err(_)) => false,
+        };
+        if good { Ok(len as u32) } else { Err(INVALID) }
+    }
+
+    /// A packet of a SEND.
+    pub(super) fn take_send<M: Memory + ?Sized>(
+        &mut self,
+        received: &Received<'_>,
+        info: &Info,
+        mem: &M,
+    ) -> Result<(), Refusal> {
+        let packet = received.packet;
+        let in_send = match &self.rx.message {
+            Some(Message::Send { .. }) => true,
+            Some(Message::Write { .. }) => return Err(INVALID),
+            None => false,
+        };
+        if in_send == info.place.begins() {
+            return Err(INVALID);
+        }
+        let len = self.check_length(info.place, packet.payload_len)?;
+        if info.place.begins() {
+            let receive = self.rx.queue.pop_front().ok_or(Refusal::NotReady)?;
+            self.rx.message = Some(Message::Send { receive, placed: 0 });
+        }
+        let scope = self.config.scope;
+        let Some(Message::Send { receive, placed }) = &mut self.rx.message else {
+            return Err(INVALID);
+        };
+        let sges = &receive.wr.sges;
+        let writable = |&sge| mem.check_local(scope, sge, Access::LOCAL_WRITE).is_ok();
+        if info.place.begins() && !sges.iter().all(writable) {
+            self.rx.receive_status = Some(WcStatus::LOC_PROT_ERR);
+            return Err(OPERATIONAL);
+        }
+        let total = u64::from(*placed) + u64::from(len);
+        if total > receive.capacity.into() || total > MAX_MESSAGE.into() {
+            self.rx.receive_status = Some(WcStatus::LOC_LEN_ERR);
+            return Err(INVALID);
+        }
+        if scatter(mem, scope, sges, *placed, packet.payload).is_err() {
+            self.rx.receive_status = Some(WcStatus::LOC_PROT_ERR);
+            return Err(OPERATIONAL);
+        }
+        *placed += len;
+        self.stats.payload_received += u64::from(len);
+        if !info.place.ends() {
+            return Ok(());
+        }
+        let invalidated = packet.headers.ieth.map(|ieth| ieth.rkey());
+        if let Some(rkey) = invalidated {
+            mem.invalidate(scope, rkey).map_err(nak)?;
+        }
+        self.count_message();
+        if let Some(Message::Send { receive, placed }) = self.rx.message.take() {
+            let wc = Wc {
+                opcode: WcOpcode::RECV,
+                byte_len: placed,
+                imm: packet.headers.immdt.map(|imm| Imm::from_u32(imm.data())),
+                invalidated,
+                solicited: packet.headers.bth.solicited(),
+                ..Wc::default()
+            };
+            self.complete_receive(&receive, wc);
+        }
+        Ok(())
+    }
+
+    /// A packet of a WRITE.
+    pub(super) fn take_write<M: Memory + ?Sized>(
+        &mut self,
+        received: &Received<'_>,
+        info: &Info,
+        mem: &M,
+    ) -> Result<(), Refusal> {
+        let packet = received.packet;
+        let len = self.check_length(info.place, packet.payload_len)?;
+        let (rkey, addr, whole, placed) = match (&self.rx.message, packet.headers.reth) {
+            (None, Some(reth)) => (reth.rkey(), reth.va(), reth.dma_len(), 0),
+            (&Some(Message::Write { rkey, addr, len, placed }), None) => (rkey, addr, len, placed),
+            _ => return Err(INVALID),
+        };
+        // Nothing is left behind the last packet, something behind all others.
+        let left = u64::from(whole).checked_sub(u64::from(placed) + u64::from(len));
+        if whole > MAX_MESSAGE || left.is_none_or(|left| (left == 0) != info.place.ends()) {
+            return Err(INVALID);
+        }
+        let scope = self.config.scope;
+        if info.place.begins() {
+            if !self.attr.access.contains(Access::REMOTE_WRITE) {
+                return Err(INVALID);
+            }
+            if whole > 0 {
+                mem.check_remote(scope, rkey, addr, whole.into(), Access::REMOTE_WRITE)
+                    .map_err(nak)?;
+            }
+        }
+        if info.takes_receive && self.rx.queue.is_empty() {
+            return Err(Refusal::NotReady);
+        }
+        if len > 0 {
+            let at = addr.wrapping_add(placed.into());
+            mem.write_remote(scope, rkey, at, packet.payload).map_err(nak)?;
+        }
+        self.stats.payload_received += u64::from(len);
+        if !info.place.ends() {
+            self.rx.message = Some(Message::Write { rkey, addr, len: whole, placed: placed + len });
+            return Ok(());
+        }
+        self.rx.message = None;
+        self.count_message();
+        if info.takes_receive
+            && let Some(receive) = self.rx.queue.pop_front()
+        {
+            let wc = Wc {
+                opcode: WcOpcode::RECV_IMM,
+                byte_len: whole,
+                imm: packet.headers.immdt.map(|imm| Imm::from_u32(imm.data())),
+                solicited: packet.headers.bth.solicited(),
+                ..Wc::default()
+            };
+            self.complete_receive(&receive, wc);
+        }
+        Ok(())
+    }
+
+    /// A READ: how many responses it has.
+    fn take_read<M: Memory + ?Sized>(
+        &mut self,
+        headers: &Headers,
+        mem: &M,
+    ) -> Result<u32, Refusal> {
+        let reth = headers.reth.ok_or(INVALID)?;
+        let (rkey, addr, len) = (reth.rkey(), reth.va(), reth.dma_len());
+        if len > MAX_MESSAGE
+            || !self.attr.access.contains(Access::REMOTE_READ)
+            || self.rx.reads() >= self.attr.max_dest_rd_atomic.into()
+        {
+            return Err(INVALID);
+        }
+        if len > 0 {
+            mem.check_remote(self.config.scope, rkey, addr, len.into(), Access::REMOTE_READ)
+                .map_err(nak)?;
+        }
+        self.count_message();
+        let packets = len.div_ceil(self.attr.path_mtu.octets()).max(1);
+        let (first, msn) = (self.rx.expected, self.rx.msn);
+        let answer = Answer::Read { first, rkey, addr, len, packets, next: 0, msn, fresh: true };
+        self.rx.answers.push_back(answer);
+        Ok(packets)
+    }
+
+    fn take_atomic<M: Memory + ?Sized>(
+        &mut self,
+        headers: &Headers,
+        operation: Operation,
+        mem: &M,
+    ) -> Result<(), Refusal> {
+        let eth = headers.atomic_eth.ok_or(INVALID)?;
+        if !self.attr.access.contains(Access::REMOTE_ATOMIC)
+            || self.attr.max_dest_rd_atomic == 0
+            || !eth.va().is_multiple_of(8)
+        {
+            return Err(INVALID);
+        }
+        let op = match operation {
+            Operation::FetchAdd => AtomicOp::FetchAdd { add: eth.swap_add(), mask: 0 },
+            _ => AtomicOp::CmpSwap {
+                compare: eth.compare(),
+                swap: eth.swap_add(),
+                compare_mask: u64::MAX,
+                swap_mask: u64::MAX,
+            },
+        };
+        let original = mem.atomic(self.config.scope, eth.rkey(), eth.va(), op).map_err(nak)?;
+        self.count_message();
+        self.remember(self.rx.expected, Some(original));
+        Ok(())
+    }
+
+    /// Everything written before is in memory already, where every reader sees it. What is
+    /// registered as persistent is so by the promise of who registered it.
+    fn take_flush<M: Memory + ?Sized>(
+        &mut self,
+        headers: &Headers,
+        mem: &M,
+    ) -> Result<(), Refusal> {
+        let (Some(feth), Some(reth)) = (headers.feth, headers.reth) else {
+            return Err(INVALID);
+        };
+        let (placement, selectivity) = (feth.placement(), feth.selectivity());
+        if !is_known_flush(placement, selectivity) || self.attr.max_dest_rd_atomic == 0 {
+            return Err(INVALID);
+        }
+        let mut access = Access::empty();
+        access.set(Access::FLUSH_GLOBAL, placement.contains(Placement::GLOBAL_VISIBILITY));
+        access.set(Access::FLUSH_PERSISTENT, placement.contains(Placement::PERSISTENCE));
+        if !self.attr.access.contains(access) {
+            return Err(INVALID);
+        }
+        // The whole region: the address must be in it.
+        let len = if selectivity == Selectivity::REGION { 1 } else { reth.dma_len().into() };
+        if len > 0 {
+            mem.check_remote(self.config.scope, reth.rkey(), reth.va(), len, access)
+                .map_err(nak)?;
+        }
+        self.count_message();
+        self.remember(self.rx.expected, None);
+        Ok(())
+    }
+
+    fn take_atomic_write<M: Memory + ?Sized>(
+        &mut self,
+        headers: &Headers,
+        word: &[u8],
+        mem: &M,
+    ) -> Result<(), Refusal> {
+        let reth = headers.reth.ok_or(INVALID)?;
+        if !self.attr.access.contains(Access::REMOTE_WRITE)
+            || self.attr.max_dest_rd_atomic == 0
+            || reth.dma_len() != 8
+            || word.len() != 8
+            || !reth.va().is_multiple_of(8)
+        {
+            return Err(INVALID);
+        }
+        mem.write_remote(self.config.scope, reth.rkey(), reth.va(), word).map_err(nak)?;
+        self.stats.payload_received += 8;
+        self.count_message();
+        self.remember(self.rx.expected, None);
+        Ok(())
+    }
+
+    /// Fills `train` with answers, in the order of the requests.
+    pub(super) fn transmit_answers<M: Memory + ?Sized>(
+        &mut self,
+        mem: &M,
+        limit: Limit,
+        train: &mut Train,
+    ) {
+        while let Some(answer) = self.rx.answers.front() {
+            let mtu = self.attr.path_mtu.octets();
+            let aeth = |syndrome, msn| Some(Aeth::new(syndrome, msn));
+            let headers = |opcode, psn| {
+                let bth = Bth::new(opcode, self.attr.pkey, self.attr.dest_qp, psn);
+                Headers::new(bth.with_migreq(self.attr.migreq))
+            };
+            let (mut headers, source, done) = match *answer {
+                Answer::Ack { psn, msn, syndrome } => {
+                    let mut headers = headers(Opcode::RC_ACK, psn);
+                    headers.aeth = aeth(syndrome, msn);
+                    (headers, Source::Bytes(&[]), true)
+                }
+                Answer::Atomic { psn, msn, original } => {
+                    let mut headers = headers(Opcode::RC_ATOMIC_ACK, psn);
+                    headers.aeth = aeth(Syndrome::ACK, msn);
+                    headers.atomic_ack_eth = Some(AtomicAckEth::new(original));
+                    (headers, Source::Bytes(&[]), true)
+                }
+                Answer::Done { psn, msn } => {
+                    let mut headers = headers(Opcode::RC_READ_RESP_ONLY, psn);
+                    headers.aeth = aeth(Syndrome::ACK, msn);
+                    (headers, Source::Bytes(&[]), true)
+                }
+                Answer::Read { first, rkey, addr, len, packets, next, msn, .. } => {
+                    let opcode = match (next == 0, next + 1 == packets) {
+                        (true, true) => Opcode::RC_READ_RESP_ONLY,
+                        (true, false) => Opcode::RC_READ_RESP_FIRST,
+                        (false, true) => Opcode::RC_READ_RESP_LAST,
+                        (false, false) => Opcode::RC_READ_RESP_MIDDLE,
+                    };
+                    let mut headers = headers(opcode, first.add(next));
+                    headers.aeth = aeth(Syndrome::ACK, msn);
+                    let offset = next * mtu;
+                    let source = match (len - offset).min(mtu) {
+                        0 => Source::Bytes(&[][..]),
+                        len => Source::Remote { rkey, addr: addr.wrapping_add(offset.into()), len },
+                    };
+                    (headers, source, next + 1 == packets)
+                }
+            };
+            let payload = source.len() as u32;
+            let (local, peer) = self.ends();
+            if !train.takes(packet_len(&headers, payload), local, peer, limit) {
+                return;
+            }
+            let pushed = train.push((local, peer), &mut headers, source, mem, self.config.scope);
+            match self.rx.answers.front_mut() {
+                // The key was revoked since it was checked.
+                Some(&mut Answer::Read { first, next, fresh, .. }) if pushed.is_err() => {
+                    self.rx.answers.pop_front();
+                    if fresh {
+                        self.rx.answers.clear();
+                        self.refuse(first.add(next), NakCode::REMOTE_ACCESS);
+                    }
+                    continue;
+                }
+                Some(Answer::Read { next, .. }) => *next += 1,
+                Some(Answer::Ack { .. }) => self.stats.acks_sent += 1,
+                _ => {}
+            }
+            self.stats.payload_sent += u64::from(payload);
+            if done {
+                self.rx.answers.pop_front();
+            }
+        }
+    }
+}
+
+/// Stores `data` from `offset` of the list on.
+pub(super) fn scatter<M: Memory + ?Sized>(
+    mem: &M,
+    scope: crate::mem::Scope,
+    sges: &[crate::verbs::Sge],
+    offset: u32,
+    data: &[u8],
+) -> Result<(), AccessError> {
+    let mut rest = data;
+    pieces(sges, offset, data.len() as u32).try_for_each(|sge| {
+        let (now, later) = rest.split_at_checked(sge.length as usize).unwrap_or((rest, &[]));
+        rest = later;
+        mem.write_local(scope, sge.lkey, sge.addr, now)
+    })
+}
+
+/// What the peer is told of an access that memory refused.
+fn nak(error: AccessError) -> Refusal {
+    match error {
+        AccessError::Alignment => INVALID,
+        AccessError::InvalidKey
+        | AccessError::WrongDomain
+        | AccessError::Rights
+        | AccessError::Wrap
+        | AccessError::Bounds => Refusal::Nak(NakCode::REMOTE_ACCESS),
+    }
+}

@@ -1,0 +1,299 @@
+//! What goes out: trains of packets, described as parts so that a driver can hand a region's
+//! octets to the kernel without copying them first.
+
+use alloc::vec::Vec;
+use core::net::{IpAddr, SocketAddr};
+
+use super::types::MAX_TRAIN;
+use crate::{
+    mem::{AccessError, Memory, Scope},
+    verbs::Sge,
+    wire::{
+        ids::RKey,
+        roce::{
+            Headers, ICRC_LEN,
+            bth::Bth,
+            icrc::{Icrc, Identification, PathV4, PathV6},
+            pad_len,
+        },
+    },
+};
+
+/// Payload up to this length is copied next to its headers: cheaper than a part of its own.
+const COPY_LIMIT: usize = 256;
+
+/// A train has at most this many parts: `IOV_MAX` is 1024 on Linux, and a packet adds up to a few.
+const MAX_PARTS: usize = 960;
+
+/// Payload in more pieces than this is copied too.
+const MAX_PIECES: usize = 30;
+
+/// The most octets of a train: what fits a UDP datagram over IPv4.
+pub const MAX_TRAIN_OCTETS: usize = 65_507;
+
+/// A piece of a train.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// `bytes()[start..end]`: headers, pad, ICRC, small payload, READ responses.
+    Bytes {
+        /// First octet.
+        start: usize,
+        /// One past the last octet.
+        end: usize,
+    },
+    /// Payload that lies in a registered region.
+    Region(Sge),
+}
+
+/// Packets to one peer, back to back. All are [`Train::segment_len`] octets long but the last,
+/// which may be shorter: what one send call with segmentation offload cuts apart again. The caller
+/// owns it and reuses its buffers.
+///
+/// Packet `i` of a train over IPv4 has its ICRC made for Identification `i` and DF set: what the
+/// kernel puts into the packets it cuts a train into. A train that is sent otherwise must carry
+/// the same.
+#[derive(Debug, Default)]
+pub struct Train {
+    bytes: Vec<u8>,
+    parts: Vec<Part>,
+    /// Octets of `bytes` that belong to a part.
+    sealed: usize,
+    len: usize,
+    packets: usize,
+    segment: usize,
+    /// A shorter packet is in: nothing may follow.
+    closed: bool,
+    ends: Option<(SocketAddr, SocketAddr)>,
+    pub(super) ecn: bool,
+    /// Payload on its way through the sum.
+    scratch: Vec<u8>,
+}
+
+/// Where a packet's payload comes from.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Source<'a> {
+    /// These octets.
+    Bytes(&'a [u8]),
+    /// `len` octets from `offset` of the list.
+    Local { sges: &'a [Sge], offset: u32, len: u32 },
+    /// Memory that the peer reads.
+    Remote { rkey: RKey, addr: u64, len: u32 },
+}
+
+impl Source<'_> {
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Local { len, .. } | Self::Remote { len, .. } => *len as usize,
+        }
+    }
+}
+
+/// How much a train may become.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limit {
+    pub(super) packets: usize,
+    pub(super) octets: usize,
+}
+
+impl Train {
+    /// The octets that [`Part::Bytes`] refers to.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The parts, in sending order.
+    pub fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
+    /// Octets in all.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is nothing to send.
+    pub fn is_empty(&self) -> bool {
+        self.packets == 0
+    }
+
+    /// How many packets there are.
+    pub fn packets(&self) -> usize {
+        self.packets
+    }
+
+    /// Octets of every packet but the last, from the BTH to the ICRC.
+    pub fn segment_len(&self) -> usize {
+        self.segment
+    }
+
+    /// Where it goes to; `None` while it is empty.
+    pub fn peer(&self) -> Option<SocketAddr> {
+        self.ends.map(|(_, peer)| peer)
+    }
+
+    /// Where it comes from; `None` while it is empty.
+    pub fn local(&self) -> Option<SocketAddr> {
+        self.ends.map(|(local, _)| local)
+    }
+
+    /// Whether routers may mark it instead of dropping it: ECT(0) in its IP headers.
+    pub fn ecn_capable(&self) -> bool {
+        self.ecn
+    }
+
+    /// Empties it and keeps the buffers.
+    pub fn clear(&mut self) {
+        self.bytes.clear();
+        self.parts.clear();
+        (self.sealed, self.len, self.packets, self.segment) = (0, 0, 0, 0);
+        (self.closed, self.ends, self.ecn) = (false, None, false);
+    }
+
+    /// Copies all packets behind one another into `out`: the form for tests and simulations.
+    /// Packet `i` begins at `i` times [`Train::segment_len`].
+    ///
+    /// # Errors
+    /// A region's octets cannot be read any more.
+    pub fn copy_to<M: Memory + ?Sized>(
+        &self,
+        mem: &M,
+        scope: Scope,
+        out: &mut Vec<u8>,
+    ) -> Result<(), AccessError> {
+        for part in &self.parts {
+            match *part {
+                Part::Bytes { start, end } => out.extend_from_slice(&self.bytes[start..end]),
+                Part::Region(sge) => mem.read_local(scope, sge, out)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a packet of `len` octets, from `local` to `peer`, may be the next one.
+    pub(super) fn takes(
+        &self,
+        len: usize,
+        local: SocketAddr,
+        peer: SocketAddr,
+        limit: Limit,
+    ) -> bool {
+        if self.packets == 0 {
+            return true;
+        }
+        !self.closed
+            && len <= self.segment
+            && self.ends == Some((local, peer))
+            && self.packets < limit.packets.min(MAX_TRAIN)
+            && self.len + len <= limit.octets.min(MAX_TRAIN_OCTETS)
+            && self.parts.len() < MAX_PARTS
+    }
+
+    /// Appends a packet. On an error nothing is appended.
+    pub(super) fn push<M: Memory + ?Sized>(
+        &mut self,
+        (local, peer): (SocketAddr, SocketAddr),
+        headers: &mut Headers,
+        source: Source<'_>,
+        mem: &M,
+        scope: Scope,
+    ) -> Result<(), AccessError> {
+        let payload = source.len();
+        let pad = pad_len(payload);
+        headers.bth = headers.bth.with_pad(pad);
+        let mut octets = [0; Headers::MAX_LEN];
+        let header_len = headers.write(&mut octets);
+        let len = header_len + payload + usize::from(pad) + ICRC_LEN;
+        let mut icrc = self.icrc(local, peer, len, &headers.bth);
+        icrc.update(&octets[Bth::LEN..header_len]);
+
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(&octets[..header_len]);
+        let copied = self.bytes.len();
+        let mut by_region = false;
+        let read = match source {
+            Source::Bytes(bytes) => {
+                self.bytes.extend_from_slice(bytes);
+                Ok(())
+            }
+            // The peer may change it any time: what is summed must be what is sent.
+            Source::Remote { rkey, addr, len } => {
+                mem.read_remote(scope, rkey, addr, len.into(), &mut self.bytes)
+            }
+            Source::Local { sges, offset, len }
+                if len as usize <= COPY_LIMIT || sges.len() > MAX_PIECES =>
+            {
+                crate::verbs::pieces(sges, offset, len)
+                    .try_for_each(|sge| mem.read_local(scope, sge, &mut self.bytes))
+            }
+            Source::Local { sges, offset, len } => {
+                by_region = true;
+                self.scratch.clear();
+                crate::verbs::pieces(sges, offset, len)
+                    .try_for_each(|sge| mem.read_local(scope, sge, &mut self.scratch))
+            }
+        };
+        if let Err(error) = read {
+            self.bytes.truncate(start);
+            return Err(error);
+        }
+        icrc.update(if by_region { &self.scratch } else { &self.bytes[copied..] });
+        if let (true, Source::Local { sges, offset, len }) = (by_region, source) {
+            self.seal();
+            self.parts.extend(crate::verbs::pieces(sges, offset, len).map(Part::Region));
+        }
+        let pad = &[0; 3][..usize::from(pad)];
+        icrc.update(pad);
+        self.bytes.extend_from_slice(pad);
+        self.bytes.extend_from_slice(&icrc.finish());
+        self.seal();
+
+        if self.packets == 0 {
+            self.segment = len;
+            self.ends = Some((local, peer));
+        }
+        self.closed = len < self.segment;
+        self.packets += 1;
+        self.len += len;
+        Ok(())
+    }
+
+    /// The ICRC of the next packet, up to its BTH.
+    fn icrc(&self, local: SocketAddr, peer: SocketAddr, len: usize, bth: &Bth) -> Icrc {
+        let (src_port, dst_port) = (local.port(), peer.port());
+        match (local.ip(), peer.ip()) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => {
+                let id =
+                    Identification { identification: self.packets as u16, dont_fragment: true };
+                Icrc::socket_v4(&PathV4 { src, dst, src_port, dst_port }, id, len, bth)
+            }
+            (src, dst) => {
+                let [src, dst] = [src, dst].map(|ip| match ip {
+                    IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+                    IpAddr::V6(ip) => ip,
+                });
+                Icrc::socket_v6(&PathV6 { src, dst, src_port, dst_port }, len, bth)
+            }
+        }
+    }
+
+    /// Takes the octets appended since the last seal as a part, joined to the last one if that is
+    /// of this kind.
+    fn seal(&mut self) {
+        let (start, end) = (self.sealed, self.bytes.len());
+        if start == end {
+            return;
+        }
+        self.sealed = end;
+        match self.parts.last_mut() {
+            Some(Part::Bytes { end: last, .. }) => *last = end,
+            _ => self.parts.push(Part::Bytes { start, end }),
+        }
+    }
+}
+
+/// Octets of a packet with these headers and so much payload.
+pub(super) fn packet_len(headers: &Headers, payload: u32) -> usize {
+    let payload = payload as usize;
+    headers.len() + payload + usize::from(pad_len(payload)) + ICRC_LEN
+}
