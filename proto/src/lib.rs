@@ -9,6 +9,7 @@
 //! * [`mem`]: the [`mem::Memory`] trait, the only door from a state machine to registered bytes.
 //! * [`iwarp`]: MPA start-up, DDP queues and RDMAP operations of one iWARP connection
 //!   (RFC 5044, 5041, 5040, 6581, 7306).
+//! * [`roce`]: RoCEv2 (IBTA vol. 1); its connection manager is [`roce::cm`].
 //! * `dissect` (feature of that name): captures, their frames, and what RDMA they carry.
 //!
 //! Nothing here opens a socket, reads a clock, spawns, locks or draws a random number: time,
@@ -24,6 +25,7 @@ extern crate std;
 pub mod dissect;
 pub mod iwarp;
 pub mod mem;
+pub mod roce;
 pub mod time;
 pub mod verbs;
 pub mod wire;
