@@ -10,7 +10,8 @@
 //! * [`srq`]: the receives of a queue pair, its own or shared by several.
 //! * [`iwarp`]: MPA start-up, DDP queues and RDMAP operations of one iWARP connection
 //!   (RFC 5044, 5041, 5040, 6581, 7306).
-//! * [`roce`]: one RoCEv2 queue pair, RC, UC or UD (IBTA vol. 1, chapter 9; annex A17).
+//! * [`roce`]: RoCEv2 queue pairs, RC, UC and UD (IBTA vol. 1, chapter 9; annex A17), and the
+//!   connection manager, [`roce::cm`].
 //! * `dissect` (feature of that name): captures, their frames, and what RDMA they carry.
 //!
 //! Nothing here opens a socket, reads a clock, spawns, locks or draws a random number: time,
