@@ -6,6 +6,9 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
+/// Looks at the list before it is believed that nobody is there.
+const TRIES: usize = 10;
+
 /// A bound socket of `/proc/net/udp` or `/proc/net/udp6`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Entry {
@@ -16,13 +19,11 @@ struct Entry {
 
 /// Why `addr` cannot be bound, and what helps, as the end of a sentence.
 pub(super) fn describe(addr: SocketAddr) -> String {
-    let entries = ["/proc/net/udp", "/proc/net/udp6"]
-        .into_iter()
-        .filter_map(|file| fs::read_to_string(file).ok())
-        .flat_map(|text| text.lines().filter_map(parse).collect::<Vec<_>>());
+    // The kernel lists by position, and leaves one out where another ends while we read.
+    let entries = (0..TRIES).map(|_| holders(addr)).find(|found| !found.is_empty());
     let mut text = String::new();
     let mut all_addresses = false;
-    for entry in entries.filter(|entry| conflicts(addr, entry.local)) {
+    for entry in entries.unwrap_or_default() {
         let separator = if text.is_empty() { "" } else { ", and " };
         let _ = write!(text, "{separator}{} is held by ", entry.local);
         match program(entry.inode) {
@@ -59,6 +60,16 @@ pub(super) fn describe(addr: SocketAddr) -> String {
     text
 }
 
+/// All sockets that keep `addr` from being bound, as far as one look tells.
+fn holders(addr: SocketAddr) -> Vec<Entry> {
+    ["/proc/net/udp", "/proc/net/udp6"]
+        .into_iter()
+        .filter_map(|file| fs::read_to_string(file).ok())
+        .flat_map(|text| text.lines().filter_map(parse).collect::<Vec<_>>())
+        .filter(|entry| conflicts(addr, entry.local))
+        .collect()
+}
+
 /// Whether who holds `held` keeps others from binding `wanted`: the same port, and the same address
 /// or all addresses on one of the sides.
 fn conflicts(wanted: SocketAddr, held: SocketAddr) -> bool {
@@ -70,7 +81,7 @@ fn conflicts(wanted: SocketAddr, held: SocketAddr) -> bool {
 
 /// The number and name of a process that has the socket open.
 fn program(inode: u64) -> Option<(u32, String)> {
-    // An unbound kernel socket has none, and neither has a dead one.
+    // A socket that is being closed has none any more.
     if inode == 0 {
         return None;
     }

@@ -57,6 +57,9 @@ const MAX_PACKETS_EVER: usize = 64;
 /// The same since Linux 6.9.
 const MAX_PACKETS_NEW: usize = 128;
 
+/// Octets of a piece of a region that are rather copied than given to the kernel where they are.
+const SMALL_REGION: usize = 1024;
+
 /// A call that fails as often in a row for the same destination fails by itself, not by what an
 /// earlier packet brought back.
 const TRIES: usize = 4;
@@ -96,7 +99,7 @@ impl Default for UdpOptions {
 pub enum Piece<'a> {
     /// Headers, trailers, small payload.
     Bytes(&'a [u8]),
-    /// Payload that lies in a registered region; it goes to the kernel uncopied.
+    /// Payload that lies in a registered region; it goes to the kernel uncopied, unless it is small.
     Region(Sge),
 }
 
@@ -270,7 +273,7 @@ pub struct UdpSocket {
     recv_buffer: usize,
     send_buffer: usize,
     gather: Gather,
-    /// A train that has too many pieces for one call.
+    /// A train that is copied together.
     flat: Vec<u8>,
     stats: UdpStats,
     /// The kernel's own count, as it was told last.
@@ -376,7 +379,8 @@ impl UdpSocket {
     /// [`UdpSocket::max_packets`] is 1: then whole packets, as many as the socket takes.
     ///
     /// Regions are read by the kernel, through `table`, on behalf of `scope`, and are held until the
-    /// call returns. Does not wait. A train of more than 1024 pieces is copied together first.
+    /// call returns. A train whose region pieces have 1024 octets or less on average, or of more than
+    /// 1024 pieces, is copied together first. Does not wait.
     ///
     /// Errors that earlier packets brought back (ICMP) are counted and change nothing.
     pub fn send_train<'p, I>(
@@ -390,13 +394,13 @@ impl UdpSocket {
     where
         I: Iterator<Item = Piece<'p>> + Clone,
     {
-        let (mut len, mut count) = (0, 0);
+        let mut shape = Shape::default();
         for piece in pieces.clone() {
-            len += piece.len();
-            count += usize::from(!piece.is_empty());
+            shape.add(&piece);
         }
+        let len = shape.len;
         self.check(route, len, sent)?;
-        if count <= MAX_PIECES {
+        if !shape.copy() {
             return self.send(route, pieces, len, sent, table, scope);
         }
         let mut flat = std::mem::take(&mut self.flat);
@@ -596,6 +600,33 @@ pub const fn largest_rdma_mtu(route: usize) -> Option<usize> {
     None
 }
 
+/// What a train consists of.
+#[derive(Debug, Default)]
+struct Shape {
+    len: usize,
+    pieces: usize,
+    regions: usize,
+    region_octets: usize,
+}
+
+impl Shape {
+    fn add(&mut self, piece: &Piece<'_>) {
+        self.len += piece.len();
+        self.pieces += usize::from(!piece.is_empty());
+        if let Piece::Region(sge) = piece {
+            self.regions += 1;
+            self.region_octets += sge.length as usize;
+        }
+    }
+
+    /// Whether it is better copied together. A piece costs the kernel some 40 ns; against three
+    /// pieces a packet, copying was 2 times as fast at 24 and 256 octets, 1.4 times at 1024, the same
+    /// at 2048 and 0.9 times at 4096.
+    const fn copy(&self) -> bool {
+        self.pieces > MAX_PIECES || self.region_octets < self.regions * (SMALL_REGION + 1)
+    }
+}
+
 /// What an error of the system means for a socket that talks to many peers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
@@ -634,7 +665,7 @@ fn verdict(e: &io::Error) -> Verdict {
     }
 }
 
-/// All pieces behind one another, for a train that one call cannot take otherwise.
+/// All pieces behind one another.
 fn flatten<'p>(
     pieces: impl Iterator<Item = Piece<'p>>,
     table: &Table,
@@ -775,7 +806,11 @@ mod tests {
         net::{SocketAddrV4, SocketAddrV6},
         time::{Duration, Instant},
     };
-    use userdma_proto::{mem::PdId, verbs::Access, wire::ids::Qpn};
+    use userdma_proto::{
+        mem::PdId,
+        verbs::Access,
+        wire::ids::{LKey, Qpn},
+    };
 
     const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
     const V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
@@ -1097,7 +1132,16 @@ mod tests {
             for max_packets in [128, 1] {
                 let (mut sender, mut receiver) =
                     (bind(ip, &UdpOptions { max_packets, ..UdpOptions::default() }), default(ip));
-                for (packets, piece) in [(1, 1), (15, 4096), (62, 1000), (64, 9), (3, 0)] {
+                for (packets, piece) in [
+                    (1, 1),
+                    (1, 1025),
+                    (15, 4096),
+                    (31, 2048),
+                    (61, 1025),
+                    (62, 1000),
+                    (64, 9),
+                    (3, 0),
+                ] {
                     // From an odd place, as a program may ask for.
                     let at = |i: usize| 3 + i * piece;
                     let train: Vec<_> = (0..packets)
@@ -1150,22 +1194,42 @@ mod tests {
 
     #[test]
     fn nothing_of_a_revoked_region_is_sent() {
-        let host = Host::new();
-        let mr = host.register(&octets(100));
-        let (mut sender, mut receiver) = (default(V4), default(V4));
-        let train = [Piece::Bytes(b"head"), Piece::Region(Sge::new(0, 100, mr.lkey()))];
-        let mut send = |scope| {
-            let route = route(receiver.local_addr(), 104);
-            sender.send_train(&route, train.into_iter(), 0, &host.0, scope)
-        };
-        let stranger = Scope { pd: PdId(99), qpn: Qpn(7) };
-        assert!(matches!(send(stranger), Err(SendError::Revoked)));
-        assert!(matches!(send(host.1), Ok(104)));
-        mr.deregister();
-        assert!(matches!(send(host.1), Err(SendError::Revoked)));
-        let (packets, ..) = receive(&mut receiver, 1);
-        assert_eq!(packets.len(), 1);
-        assert_eq!(receiver.recv_batch(&mut Scratch::new()).unwrap(), None);
+        for len in [100, 2000] {
+            let host = Host::new();
+            let mr = host.register(&octets(len));
+            let (mut sender, mut receiver) = (default(V4), default(V4));
+            let train = [Piece::Bytes(b"head"), Piece::Region(Sge::new(0, len as u32, mr.lkey()))];
+            let route = route(receiver.local_addr(), 4 + len);
+            let mut send = |scope| sender.send_train(&route, train.into_iter(), 0, &host.0, scope);
+            let stranger = Scope { pd: PdId(99), qpn: Qpn(7) };
+            assert!(matches!(send(stranger), Err(SendError::Revoked)));
+            assert!(matches!(send(host.1), Ok(n) if n == 4 + len));
+            mr.deregister();
+            assert!(matches!(send(host.1), Err(SendError::Revoked)));
+            let (packets, ..) = receive(&mut receiver, 1);
+            assert_eq!(packets.len(), 1);
+            assert_eq!(receiver.recv_batch(&mut Scratch::new()).unwrap(), None);
+        }
+    }
+
+    #[test]
+    fn large_regions_are_not_copied_and_small_ones_are() {
+        for (piece, copied) in [(1, true), (1024, true), (1025, false), (4096, false)] {
+            let mut shape = Shape::default();
+            for _ in 0..15 {
+                shape.add(&Piece::Bytes(&[0; 16]));
+                shape.add(&Piece::Region(Sge::new(0, piece, LKey(1))));
+            }
+            assert_eq!(shape.copy(), copied, "{piece}");
+        }
+        // Without regions there is nothing to gain, until the kernel takes no more pieces.
+        let mut shape = Shape::default();
+        for _ in 0..1024 {
+            shape.add(&Piece::Bytes(b"x"));
+        }
+        assert!(!shape.copy());
+        shape.add(&Piece::Bytes(b"x"));
+        assert!(shape.copy());
     }
 
     #[test]
