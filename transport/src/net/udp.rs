@@ -60,9 +60,9 @@ const MAX_PACKETS_NEW: usize = 128;
 /// Octets of a piece of a region that are rather copied than given to the kernel where they are.
 const SMALL_REGION: usize = 1024;
 
-/// A call that fails as often in a row for the same destination fails by itself, not by what an
-/// earlier packet brought back.
-const TRIES: usize = 4;
+/// A call that still fails when it was tried again as often fails by itself, not by what an earlier
+/// packet brought back.
+const TRIES: u64 = 3;
 
 /// What may be chosen about a [`UdpSocket`]:
 /// `UdpOptions { zero_checksum: true, ..Default::default() }`.
@@ -461,9 +461,8 @@ impl UdpSocket {
     ) -> Result<usize, SendError> {
         let Route { to, from, tos, segment } = *route;
         let rest = len - sent;
-        let mut tries = 0;
+        let mut icmp = 0;
         loop {
-            tries += 1;
             let cut = self.max_packets > 1 && rest > segment;
             // A segment of a train is below MAX_TRAIN, a u16.
             let envelope = Envelope::new(to, from, tos, cut.then_some(segment as u16));
@@ -486,10 +485,13 @@ impl UdpSocket {
             };
             match verdict(&e) {
                 Verdict::Full => return Err(SendError::WouldBlock),
-                Verdict::Icmp if tries < TRIES => self.stats.icmp_errors += 1,
+                Verdict::Icmp if icmp < TRIES => {
+                    icmp += 1;
+                    self.stats.icmp_errors += 1;
+                }
                 Verdict::Icmp => {
                     // It was this call's own error each time.
-                    self.stats.icmp_errors -= TRIES as u64 - 1;
+                    self.stats.icmp_errors -= icmp;
                     return Err(SendError::Io { to, source: e });
                 }
                 Verdict::Lost => {
@@ -529,8 +531,8 @@ impl UdpSocket {
             let received = match sys::receive(&self.socket, &mut scratch.0) {
                 Ok(received) => received,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-                // A datagram is there or not; what else is told comes from the network, once.
-                Err(e) if verdict(&e) != Verdict::Other => {
+                // Brought back by a packet that was sent, and told once.
+                Err(e) if matches!(verdict(&e), Verdict::Icmp | Verdict::TooBig) => {
                     self.stats.icmp_errors += 1;
                     continue;
                 }
@@ -1253,6 +1255,18 @@ mod tests {
         let v6 = SocketAddrV6::new(Ipv6Addr::LOCALHOST, 1, 0, 0).into();
         refused(route(v6, 10), b"x", 0, "families");
         refused(Route { from: Some(V6), ..route(to, 10) }, b"x", 0, "families");
+        assert_eq!(socket.stats(), UdpStats::default());
+    }
+
+    #[test]
+    fn an_error_of_the_call_itself_is_told_and_not_counted() {
+        let host = Host::new();
+        let mut socket = default(V4);
+        // No host: the system says EACCES for a broadcast, unless it was asked for.
+        let to = "255.255.255.255:4791".parse().unwrap();
+        let pieces = std::iter::once(Piece::Bytes(b"x"));
+        let e = socket.send_train(&route(to, 1), pieces, 0, &host.0, host.1).unwrap_err();
+        assert!(matches!(e, SendError::Io { to: t, .. } if t == to), "{e}");
         assert_eq!(socket.stats(), UdpStats::default());
     }
 
