@@ -85,6 +85,7 @@ pub use device::{Device, DeviceOptions, DeviceStats};
 pub use error::{Error, Result};
 pub use listener::{ConnRequest, Listener};
 pub use mr::{Mr, Region, RegisterError};
+pub use net::udp;
 pub use pd::Pd;
 pub use qp::{Qp, QpInit};
 pub use srq::Srq;

@@ -1,9 +1,11 @@
 //! Addresses and sockets.
 
+mod holder;
 pub(crate) mod startup;
 #[allow(unsafe_code)]
 pub(crate) mod sys;
 pub(crate) mod tcp;
+pub mod udp;
 
 use std::{
     fmt,
