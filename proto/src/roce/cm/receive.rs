@@ -231,7 +231,8 @@ impl Cm {
             // Active: by now its peer has forgotten it.
             State::ReqSent | State::SidrSent => true,
             State::Requested { .. } | State::RepSent => {
-                self.drop_half_open(id, Reason::STALE_CONNECTION);
+                // A REJ would reach the newcomer, if it has the same ID.
+                self.drop_half_open(id, None);
                 false
             }
             State::Refused | State::TimeWait => {
@@ -256,7 +257,7 @@ impl Cm {
         };
         if let Some(id) = full.or_else(oldest) {
             self.stats.crowded += 1;
-            self.drop_half_open(id, Reason::NO_RESOURCES);
+            self.drop_half_open(id, Some(Reason::NO_RESOURCES));
         }
     }
 
