@@ -1,0 +1,3 @@
+//! RoCEv2 without I/O.
+
+pub mod congestion;
