@@ -9,7 +9,9 @@
 //! * [`mem`]: the [`mem::Memory`] trait, the only door from a state machine to registered bytes.
 //! * [`iwarp`]: MPA start-up, DDP queues and RDMAP operations of one iWARP connection
 //!   (RFC 5044, 5041, 5040, 6581, 7306).
+//! * [`roce`]: RoCEv2; so far its congestion control and the window of a receive buffer.
 //! * `dissect` (feature of that name): captures, their frames, and what RDMA they carry.
+//! * `sim` (feature of that name): a network with faults, by a seed, in virtual time.
 //!
 //! Nothing here opens a socket, reads a clock, spawns, locks or draws a random number: time,
 //! bytes, seeds and memory are arguments. The crate builds without `std` (it needs `alloc`).
@@ -24,6 +26,9 @@ extern crate std;
 pub mod dissect;
 pub mod iwarp;
 pub mod mem;
+pub mod roce;
+#[cfg(feature = "sim")]
+pub mod sim;
 pub mod time;
 pub mod verbs;
 pub mod wire;
