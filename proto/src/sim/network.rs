@@ -63,6 +63,8 @@ pub struct Network<M = ()> {
 #[derive(Debug, Clone)]
 struct Link<M> {
     impairer: Impairer<Tag<M>>,
+    /// The network made it, for one pair of addresses.
+    own: bool,
     /// What it is in `due` with.
     listed: Option<Instant>,
 }
@@ -113,8 +115,7 @@ impl<M: Clone> Network<M> {
 
     /// A link of its own kind; the seed is that of `impairments`.
     pub fn add_link(&mut self, impairments: Impairments) -> LinkId {
-        self.links.push(Link { impairer: Impairer::new(impairments), listed: None });
-        LinkId(self.links.len() - 1)
+        LinkId(self.push_link(impairments, false))
     }
 
     /// Packets from `from` to `to` pass these links, one after the other; none: they arrive at once.
@@ -149,13 +150,10 @@ impl<M: Clone> Network<M> {
     /// The network changes, in all links that [`add_link`](Self::add_link) did not make, those to
     /// come included. Their seeds stay.
     pub fn set_impairments(&mut self, impairments: Impairments) {
-        let before = self.impairments;
-        self.impairments = Impairments { seed: before.seed, ..impairments };
-        for Link { impairer, .. } in &mut self.links {
-            let own = *impairer.impairments();
-            if (Impairments { seed: before.seed, ..own }) == before {
-                impairer.set_impairments(Impairments { seed: own.seed, ..impairments });
-            }
+        self.impairments = Impairments { seed: self.impairments.seed, ..impairments };
+        for link in self.links.iter_mut().filter(|link| link.own) {
+            let seed = link.impairer.impairments().seed;
+            link.impairer.set_impairments(Impairments { seed, ..impairments });
         }
     }
 
@@ -288,9 +286,14 @@ impl<M: Clone> Network<M> {
     fn own_link(&mut self, from: SocketAddr, to: SocketAddr) -> usize {
         let index = self.links.len();
         let seed = Dice::new(self.impairments.seed, index as u64).draw();
-        let link = self.add_link(Impairments { seed, ..self.impairments });
-        self.routes.insert((from, to), Vec::from([link.0]));
+        self.push_link(Impairments { seed, ..self.impairments }, true);
+        self.routes.insert((from, to), Vec::from([index]));
         index
+    }
+
+    fn push_link(&mut self, impairments: Impairments, own: bool) -> usize {
+        self.links.push(Link { impairer: Impairer::new(impairments), own, listed: None });
+        self.links.len() - 1
     }
 
     /// Keeps `due` in step with a link.
@@ -386,7 +389,7 @@ mod tests {
     #[test]
     fn the_network_changes() {
         let mut network: Network<u64> = Network::new(Impairments::default());
-        let own = network.add_link("delay=1ms,seed=5".parse().unwrap());
+        let own = network.add_link(Impairments::default());
         network.route(host(1), host(3), &[own]);
         network.send(at(0), host(1), host(2), Packet::with_meta(vec![], 0));
         network.set_impairments("loss=100%".parse().unwrap());

@@ -668,6 +668,37 @@ mod tests {
         }
     }
 
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        /// Any times, also such that go back, and any amounts.
+        #[test]
+        fn any_events_survive(
+            events in prop::collection::vec((0u8..4, any::<u64>(), 0u32..64, any::<u64>()), 0..60),
+            byte_counter in 1u64..1000,
+            rate_ai in 1u64..1000,
+        ) {
+            let config = Dcqcn { byte_counter, rate_ai, rate_hai: rate_ai, ..Dcqcn::default() };
+            let mut rp = ReactionPoint::new(config).unwrap();
+            for (kind, time, shift, octets) in events {
+                let now = at(time >> shift);
+                match kind {
+                    0 => rp.on_cnp(now),
+                    1 => rp.on_sent(now, octets >> shift),
+                    2 => rp.handle_timeout(now),
+                    _ => {
+                        let told = rp.may_send(now, octets).err();
+                        prop_assert!(told.is_none_or(|until| until >= now));
+                        prop_assert_eq!(told, rp.poll_timeout());
+                    }
+                }
+                if let Some(rate) = rp.rate(now) {
+                    prop_assert!((config.min_rate..config.line_rate).contains(&rate));
+                }
+            }
+        }
+    }
+
     #[test]
     fn nothing_is_limited_before_a_cnp() {
         let mut rp = ReactionPoint::new(Dcqcn::default()).unwrap();

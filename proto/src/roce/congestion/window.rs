@@ -3,14 +3,13 @@
 //! What fits into a socket's buffer without being read was measured on Linux (payload as a share of
 //! what `SO_RCVBUF` reports): 0.9 for trains that GRO keeps together, 0.45 for single packets of 1
 //! to 4 KiB, and for small packets less and less, because each occupies some hundred octets more
-//! than it carries. A sixth is left for what is late.
+//! than it carries. The budgets stay below that.
 //!
 //! | packets | fits | budget here |
 //! | --- | --- | --- |
 //! | trains received with GRO | 0.91 | 0.7 |
 //! | single, 4,116 octets | 0.48 | 0.37 |
 //! | single, 1,044 octets | 0.45 | 0.31 |
-//! | single, 256 octets | 0.2 | 0.18 |
 //! | single, 40 octets | 0.05 | 0.047 |
 
 use alloc::collections::{BTreeMap, VecDeque};
