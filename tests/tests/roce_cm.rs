@@ -1034,6 +1034,141 @@ fn two_ports_of_one_address_know_each_other_by_their_tokens() {
     }
 }
 
+/// Host 0 has a REQ out, with these wishes; what it sent is given back.
+fn asked(wish: &Connect<'_>) -> (Cm, ConnId, [u8; MAD_LEN]) {
+    let mut cm = Cm::new(Config::new(1));
+    let conn = cm.connect(Instant::ZERO, wish).unwrap();
+    let (_, req) = one(&mut cm);
+    (cm, conn, req)
+}
+
+#[test]
+fn a_token_that_nobody_asked_for_is_private_data() {
+    let (mut cm, _, req) = asked(&connect(0x11, "10.0.0.2:4791"));
+    let mut data = vec![0; 184];
+    data.extend(token(9999, true).to_bytes());
+    let rep = Rep {
+        local_comm_id: 5,
+        remote_comm_id: message(&req).local_comm_id().unwrap(),
+        private_data: &data,
+        ..Rep::default()
+    };
+    cm.handle_mad(Instant::ZERO, address("10.0.0.2:1"), &mad(1, rep));
+    let Some(Event::Established(ready)) = cm.poll_event() else { panic!() };
+    assert_eq!((ready.token, ready.private_data), (None, data));
+    assert_eq!(ready.peer, address("10.0.0.2:4791"));
+}
+
+#[test]
+fn depths_and_retries_are_what_both_can() {
+    let mut net = Net::pair(Faults::default(), 23);
+    net.hosts[1].cm.listen(SERVICE, 1).unwrap();
+    let own = LocalQp {
+        responder_resources: 3,
+        initiator_depth: 50,
+        rnr_retry_count: 2,
+        flow_control: true,
+        ..qp(0x11)
+    };
+    let wish = Connect { qp: own, retry_count: 4, ..connect(0, "10.0.0.2:4791") };
+    net.hosts[0].cm.connect(net.now, &wish).unwrap();
+    net.run(ms(1));
+    let request = net.hosts[1].request();
+    assert_eq!((request.responder_resources, request.initiator_depth), (3, 50));
+    let theirs =
+        LocalQp { responder_resources: 20, initiator_depth: 100, rnr_retry_count: 5, ..qp(0x22) };
+    let yes = Accept { target_ack_delay: 19, ..Accept::new(theirs) };
+    net.hosts[1].cm.accept(net.now, request.conn, &yes).unwrap();
+    let (_, sent) = one(&mut net.hosts[1].cm);
+    let Message::Rep(rep) = message(&sent) else { panic!() };
+    // Not more than the other side serves.
+    assert_eq!((rep.responder_resources, rep.initiator_depth), (20, 3));
+    net.hosts[0].cm.handle_mad(net.now, address("10.0.0.2:1"), &sent);
+    net.run(ms(1));
+    let (a, b) = (net.hosts[0].established(), net.hosts[1].established());
+    assert_eq!((a.max_rd_atomic, a.max_dest_rd_atomic), (20, 3));
+    assert_eq!((b.max_rd_atomic, b.max_dest_rd_atomic), (3, 20));
+    // Each makes the RNR retries that the other asks for; both the initiator's other ones.
+    assert_eq!((a.rnr_retry_count, b.rnr_retry_count), (5, 2));
+    assert_eq!((a.retry_count, b.retry_count), (4, 4));
+    assert_eq!((a.flow_control, b.flow_control), (false, true));
+    // The delay counts where it is as long as the way.
+    assert_eq!((a.ack_timeout, b.ack_timeout), (20, 19));
+}
+
+#[test]
+fn a_rep_is_sent_as_the_initiator_wishes() {
+    let (_, _, sent) = asked(&connect(0x11, "10.0.0.2:4791"));
+    let Message::Req(req) = message(&sent) else { panic!() };
+    // It answers within 268 ms, and wants no more than 3 more.
+    let req = Req { local_cm_timeout: 16, max_cm_retries: 3, ..req };
+    let mut cm = Cm::new(Config::new(2));
+    cm.listen(SERVICE, 1).unwrap();
+    let mut now = Instant::ZERO;
+    cm.handle_mad(now, address("10.0.0.1:1"), &mad(1, req));
+    let Some(Event::Request(request)) = cm.poll_event() else { panic!() };
+    cm.accept(now, request.conn, &Accept::new(qp(0x22))).unwrap();
+    let mut waits = Vec::new();
+    while cm.poll_event().is_none() {
+        let next = cm.poll_timeout().unwrap();
+        waits.push((next - now).as_millis());
+        now = next;
+        cm.handle_timeout(now);
+    }
+    assert_eq!(waits, [250, 268, 268, 268]);
+    // Four REPs and a REJ.
+    assert_eq!(mads(&mut cm).len(), 5);
+}
+
+#[test]
+fn asking_again_does_not_give_the_program_more_time() {
+    let (_, _, req) = asked(&connect(0x11, "10.0.0.2:4791"));
+    let mut cm = Cm::new(Config::new(2));
+    cm.listen(SERVICE, 1).unwrap();
+    let from = address("10.0.0.1:1");
+    cm.handle_mad(Instant::ZERO, from, &req);
+    cm.handle_mad(Instant::ZERO, from, &req);
+    let end = cm.poll_timeout().unwrap();
+    assert_eq!((end - Instant::ZERO).as_secs(), 68);
+    cm.handle_mad(Instant::ZERO + ms(1000), from, &req);
+    assert_eq!(cm.poll_timeout(), Some(end));
+    let all = mads(&mut cm);
+    assert!(all.len() == 2 && all[0] == all[1]);
+    assert!(matches!(message(&all[0].1), Message::Mra(_)));
+}
+
+#[test]
+fn a_rep_with_names_of_another_connection() {
+    for same_id in [false, true] {
+        let mut net = Net::pair(Faults::default(), 24);
+        let (a, _) = net.connected();
+        let their_id = *net.hosts[1].ids.keys().next().unwrap();
+        let cm = &mut net.hosts[0].cm;
+        let again = cm.connect(net.now, &connect(0x12, "10.0.0.2:4791")).unwrap();
+        let (_, req) = one(cm);
+        let rep = Rep {
+            local_comm_id: if same_id { their_id } else { !their_id },
+            remote_comm_id: message(&req).local_comm_id().unwrap(),
+            qpn: if same_id { Qpn(0x23) } else { a.remote_qpn },
+            ..Rep::default()
+        };
+        cm.handle_mad(net.now, address("10.0.0.2:1"), &mad(1, rep));
+        let want = if same_id { Reason::DUPLICATE_COMM_ID } else { Reason::STALE_CONNECTION };
+        let Some(Event::Rejected(no)) = cm.poll_event() else { panic!() };
+        assert_eq!((no.conn, no.reason), (again, want));
+        // The old one is closed, the new one rejected.
+        let sent = mads(cm);
+        let [Message::Dreq(dreq), Message::Rej(rej)] = [message(&sent[0].1), message(&sent[1].1)]
+        else {
+            panic!("{sent:?}")
+        };
+        assert_eq!((dreq.remote_comm_id, rej.reason, rej.message), (their_id, want, Rej::REP));
+        net.launch(net.hosts[0].addr, net.hosts[1].addr, sent[0].1);
+        net.run(ms(10));
+        assert_eq!(net.hosts[0].only(), Event::Disconnected { conn: a.conn, ended: Ended::Stale });
+    }
+}
+
 #[test]
 fn strangers_get_no_token_and_long_data_leaves_no_room() {
     // No token in the REQ, so none in the REP.
@@ -1230,6 +1365,15 @@ fn a_driver_that_fetches_nothing_costs_nothing() {
     assert!(events <= 101, "{events}");
     assert!(mads(&mut cm).len() <= 100);
     assert!(cm.stats().crowded > 900);
+    // Answers that keep no state wait no longer than others: the oldest are lost.
+    cm.unlisten(SERVICE);
+    mads(&mut cm);
+    for n in 0..1000 {
+        let (from, req) = foreign_req(n);
+        cm.handle_mad(Instant::ZERO, from, &req);
+    }
+    let (to, _) = mads(&mut cm)[0];
+    assert_eq!((cm.stats().overflowed, to), (900, address("10.1.3.132:4791")));
 }
 
 #[test]

@@ -390,7 +390,7 @@ impl Cm {
     }
 
     /// A packet came for the queue pair `qpn` from its peer: as good as RTU, which may be lost
-    /// (IBTA vol. 1, 12.9.6).
+    /// (IBTA vol. 1, 12.9).
     pub fn handle_established(&mut self, qpn: Qpn) {
         if let Some(&id) = self.index.awaiting_rtu.get(&qpn) {
             self.establish(id, &[]);
