@@ -1166,7 +1166,8 @@ fn uc_gives_up_what_has_a_gap() {
     let told: Vec<_> = lab.wcs().iter().map(|wc| (wc.id, wc.opcode, wc.byte_len)).collect();
     let (recv, imm) = (WcOpcode::RECV, WcOpcode::RECV_IMM);
     assert_eq!(told, [(1, recv, 260), (2, imm, 4), (3, recv, 4)]);
-    assert_eq!((lab.stats().no_receive, lab.stats().malformed), (1, 3));
+    let stats = lab.stats();
+    assert_eq!((stats.no_receive, stats.malformed, stats.access_errors), (1, 2, 1));
     assert_eq!((lab.names(), lab.qp.state()), (vec![], QpState::Rts));
 
     // What is sent is done.
@@ -1229,6 +1230,25 @@ fn ud_takes_what_has_its_key() {
     assert_eq!((sent[0].headers.bth.dest_qp(), sent[0].payload.as_slice()), (Qpn(7), &b"ab"[..]));
     assert_eq!(lab.trains, [1, 1], "one peer, one train");
     assert_eq!(lab.statuses(), [(1, WcStatus::SUCCESS), (2, WcStatus::SUCCESS)]);
+}
+
+#[test]
+fn ud_over_ipv6_has_the_header_that_brought_it() {
+    let ends = ["[2001:db8::1]:4791", "[2001:db8::2]:4791"].map(|addr| addr.parse().unwrap());
+    let mut lab = Lab::with(QpType::Ud, |attr| (attr.local, attr.peer) = (Some(ends[0]), None));
+    lab.recv(1, 44);
+    let mut octets = Vec::new();
+    let datagram = packet(Opcode::UD_SEND_ONLY, 9, 4)
+        .with(|h| h.deth = Some(Deth::new(QKey(0x1111), Qpn(0x33))));
+    let (mut headers, payload) = (datagram.headers, datagram.payload);
+    headers.emit_packet(&payload, &mut octets);
+    octets.extend([0; 4]);
+    lab.take_octets(&octets, ends[1]);
+    assert_eq!((lab.wcs().len(), lab.mem.bytes(LOCAL)[40..44].to_vec()), (1, payload));
+    let memory = lab.mem.bytes(LOCAL);
+    // Version, ECN, 8 + 12 + 8 + 4 + 4 octets behind it, UDP.
+    assert_eq!(memory[..8], [0x60, 0x20, 0, 0, 0, 36, 17, 0]);
+    assert_eq!((memory[8], memory[23], memory[24], memory[39]), (0x20, 2, 0x20, 1));
 }
 
 // ---------------------------------------------------------------------------- anything at all

@@ -7,12 +7,12 @@ use zerocopy::FromBytes;
 use super::{
     CloseReason, Completion, Config, Connection, RtrKinds, Shutdown,
     connection::Phase,
-    send::{Awaited, Inbound, Outstanding, RTR_STAG, Stage},
+    send::{Awaited, Inbound, Outstanding, RTR_STAG, Stage, pieces},
 };
 use crate::{
     mem::{AccessError, Memory, Scope},
     time::Instant,
-    verbs::{Access, Imm, Payload, PostError, RecvWr, Sge, Wc, WcOpcode, WcStatus, pieces},
+    verbs::{Access, Imm, Payload, PostError, RecvWr, Sge, Wc, WcOpcode, WcStatus},
     wire::{
         ids::{Msn, RKey},
         iwarp::{
