@@ -64,6 +64,11 @@ impl Backlog {
         self.len() == 0
     }
 
+    /// Where octets came with another frame: place, and whether a segment begins there.
+    pub(super) fn arrivals(&self) -> impl Iterator<Item = (u64, bool)> {
+        self.arrivals.iter().map(|arrival| (arrival.pos, arrival.starts))
+    }
+
     /// Appends octets that follow those that are here.
     pub(super) fn append(&mut self, chunk: &Chunk<'_>) {
         if self.is_empty() {

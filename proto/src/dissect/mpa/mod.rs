@@ -10,17 +10,28 @@
 //!    │                         ^   ^                      │
 //!    └── looks like a header ──┘   └── framing in doubt ──┘
 //!
+//!   Scan:    Search where more is known. FPDUs were lost in a stream whose framing is known.
 //!   Foreign: the stream's first octets are no key. Nothing but a key is looked for.
 //!   Ended:   a reply with R. Nothing is looked for.
 //! ```
 //!
 //! In Search and Foreign only the beginnings of segments are looked at, in any order, and no octet
-//! is kept. In the other states the octets are wanted in order. A gap leads back to Search.
+//! is kept. In the other states the octets are wanted in order. A gap leads back to Search or Scan.
+//!
+//! **Scan.** FPDUs and the distance of markers are multiples of four octets (RFC 5044 §4): from one
+//! place where an FPDU begins, such as the end of the start-up frame, it is known where others may.
+//! Each of these places is looked at once, whatever segments there are: peers pack FPDUs, and may
+//! never have one at a segment's beginning again. A marker that is there says where the FPDU
+//! around it begins: places between the two are passed over. The beginnings of segments are looked
+//! at too.
 //!
 //! **What counts as proof.** An FPDU has a length, a DDP and an RDMAP header that agree with each
 //! other (RFC 5041 §4, RFC 5040 §4), and a CRC that is good or zero. In a stream about which
 //! nothing is known three of them in a row are a proof, or two where a CRC is good. In a connection
-//! that is known to be MPA it is one with a good CRC, or two.
+//! that is known to be MPA it is one with a good CRC, or two. A CRC counts only if it is like those
+//! that the peer sent before: zero is no proof from a peer that fills the field, and where the CRC
+//! is in use only from one that was seen to leave it out. What a scan finds within a segment needs
+//! a third FPDU where CRCs are neither good nor zero.
 
 mod backlog;
 mod view;
@@ -36,13 +47,18 @@ use crate::wire::iwarp::{
 };
 use backlog::Backlog;
 pub(super) use backlog::Chunk;
-use view::{Framing, View};
+use view::{Framing, View, is_control};
 
 /// What was found, each with the number of its frame.
 pub(super) type Out = Vec<(u64, Iwarp)>;
 
 /// Octets of a segment that tell whether an FPDU may begin there: length and both control octets.
 const HEADER_PEEK: usize = LENGTH_LEN + 2;
+/// Octets that tell whether an FPDU may begin there, its queue number and a marker among them.
+/// Fewer than any FPDU has.
+const SCAN_PEEK: usize = 16;
+/// FPDUs begin at places that differ by multiples of this.
+const ALIGNMENT: u64 = 4;
 /// Places of a marker that a trial goes through, at most.
 const MAX_ALTERNATIVES: usize = 6;
 /// Octets that trials may sum up beyond [`CREDIT_RATE`] for each octet received. Octets made to
@@ -74,6 +90,12 @@ struct Half {
     origin: Option<u64>,
     /// Markers were found off their grid.
     off_grid: bool,
+    /// A place where an FPDU began.
+    place: Option<u64>,
+    /// The framing of FPDUs that were followed, if it was beyond doubt and is not off the grid.
+    followed: Option<Framing>,
+    /// What this side's FPDUs had as CRC.
+    crcs: Crcs,
     /// Frames up to this one are gone: nothing can be told at them any more.
     released: u64,
     /// The frame that brought the latest octets.
@@ -90,10 +112,41 @@ impl Default for Half {
             flags: None,
             origin: None,
             off_grid: false,
+            place: None,
+            followed: None,
+            crcs: Crcs::default(),
             released: 0,
             latest: 0,
             credit: CREDIT,
         }
+    }
+}
+
+/// The states of CRCs that one side sent.
+#[derive(Debug, Default, Clone, Copy)]
+struct Crcs {
+    good: bool,
+    zero: bool,
+    bad: bool,
+}
+
+impl Crcs {
+    const fn add(&mut self, crc: CrcState) {
+        match crc {
+            CrcState::Good => self.good = true,
+            CrcState::Zero => self.zero = true,
+            CrcState::Bad => self.bad = true,
+        }
+    }
+
+    /// Whether an FPDU of this side may have a CRC of zero: one that always has a good one has not.
+    fn may_be_zero(self, in_use: Option<bool>) -> bool {
+        self.zero || in_use != Some(true) && (self.bad || !self.good)
+    }
+
+    /// Whether an FPDU of this side may hold anything where the CRC is, if that is not in use.
+    const fn may_be_bad(self) -> bool {
+        self.bad || !self.good && !self.zero
     }
 }
 
@@ -102,12 +155,23 @@ impl Half {
     fn let_go(&mut self) {
         self.released = self.released.max(self.latest.saturating_sub(1));
     }
+
+    /// Remembers the framing of the FPDUs that are followed.
+    fn remember(&mut self) {
+        if let State::Fpdus(Fpdus { framing, sure: true, .. }) = self.state {
+            self.followed = match framing {
+                Framing::OffGrid(_) => None,
+                other => Some(other),
+            };
+        }
+    }
 }
 
 /// See the module's picture.
 #[derive(Debug)]
 enum State {
     Search,
+    Scan,
     Foreign,
     Ended,
     /// The octets begin like a key; whether they are the stream's first ones.
@@ -143,6 +207,8 @@ struct Trial {
     guess: bool,
     /// Whether they begin right behind a start-up frame.
     at_origin: bool,
+    /// Whether they begin within a segment, at a place like any other.
+    scanned: bool,
     /// Other framings to try: FPDUs to keep of those found, and the framing from there on.
     /// `None` as long as the first one stands.
     others: Option<SmallVec<[(usize, Framing); MAX_ALTERNATIVES]>>,
@@ -159,7 +225,7 @@ struct Found {
     /// Offset from the backlog's front.
     begin: usize,
     number: u64,
-    good: bool,
+    crc: CrcState,
     /// `None` once its frame is gone.
     fpdu: Option<Fpdu>,
 }
@@ -170,6 +236,7 @@ impl Trial {
             framing: framing.unwrap_or(Framing::Plain),
             guess: framing.is_none(),
             at_origin: false,
+            scanned: false,
             others: None,
             found: Vec::new(),
             at: 0,
@@ -178,12 +245,25 @@ impl Trial {
     }
 
     fn is_proven(&self, known: bool) -> bool {
-        let good = self.found.iter().any(|found| found.good);
+        let good = self.found.iter().any(|found| found.crc == CrcState::Good);
         match self.found.len() {
             0 => false,
             1 => known && good,
-            2 => known || good,
+            2 => known && !(self.scanned && self.has_bad()) || good,
             _ => true,
+        }
+    }
+
+    fn has_bad(&self) -> bool {
+        self.found.iter().any(|found| found.crc == CrcState::Bad)
+    }
+
+    /// Whether what was found is believed in a connection that is known to be MPA where nothing
+    /// more comes; there are `len` octets.
+    fn will_do(&self, len: usize) -> bool {
+        match self.found.len() {
+            0 => false,
+            found => !self.scanned || self.at == len && (found > 1 || !self.has_bad()),
         }
     }
 }
@@ -193,7 +273,7 @@ impl Connection {
     pub(super) const fn is_ordered(&self, side: usize) -> bool {
         match self.halves[side].state {
             State::Search | State::Foreign | State::Ended => false,
-            State::Startup { .. } | State::Trial(_) | State::Fpdus(_) => true,
+            State::Scan | State::Startup { .. } | State::Trial(_) | State::Fpdus(_) => true,
         }
     }
 
@@ -240,6 +320,9 @@ impl Connection {
         let half = &mut self.halves[side];
         half.latest = half.latest.max(chunk.number);
         half.credit = (half.credit + chunk.octets.len() as u64 * CREDIT_RATE).min(CREDIT);
+        if matches!(half.state, State::Scan) {
+            half.let_go();
+        }
         while !chunk.octets.is_empty() && self.is_ordered(side) {
             let half = &self.halves[side];
             let State::Fpdus(fpdus) = &half.state else {
@@ -311,7 +394,7 @@ impl Connection {
     pub(super) fn decide(&mut self, side: usize, number: u64, out: &mut Out) {
         let half = &mut self.halves[side];
         if let State::Trial(trial) = &mut half.state {
-            if self.known && !trial.found.is_empty() {
+            if self.known && trial.will_do(half.backlog.len()) {
                 self.accept(side, out);
                 self.run(side, out);
             } else {
@@ -350,6 +433,23 @@ impl Connection {
         }
     }
 
+    /// Where else FPDUs of `side` may begin: the framing, and a place where one did.
+    fn grid(&self, side: usize) -> Option<(Framing, u64)> {
+        let half = &self.halves[side];
+        self.framing(side).or(half.followed).zip(half.place)
+    }
+
+    /// The state in which the next FPDU of `side` is looked for.
+    fn searching(&self, side: usize) -> State {
+        if self.grid(side).is_some() {
+            State::Scan
+        } else if self.foreign {
+            State::Foreign
+        } else {
+            State::Search
+        }
+    }
+
     /// RFC 5044 §7.1: the CRC is left out only if neither side asks for it.
     fn crc_in_use(&self) -> Option<bool> {
         let [a, b] = [0, 1].map(|side: usize| {
@@ -383,6 +483,7 @@ impl Connection {
                     return self.enqueue(side, chunk, usize::MAX, out);
                 }
                 Step::Took(len, fpdu) => {
+                    self.halves[side].crcs.add(fpdu.crc);
                     self.tell(side, chunk.number, Iwarp::Fpdu(fpdu), out);
                     chunk.advance(len);
                 }
@@ -415,6 +516,7 @@ impl Connection {
         let declared = self.framing(side);
         let half = &mut self.halves[side];
         half.let_go();
+        half.remember();
         let State::Fpdus(fpdus) = &half.state else {
             return;
         };
@@ -435,6 +537,7 @@ impl Connection {
                     half.backlog.clear();
                     return;
                 }
+                State::Scan => self.scan(side),
                 State::Startup { first } => self.start_up(side, first, out),
                 State::Trial(_) => self.try_on(side, out),
                 State::Fpdus(_) => self.follow(side, out),
@@ -459,6 +562,8 @@ impl Connection {
                 trial.need = 0;
             }
             self.run(side, out);
+        } else if matches!(half.state, State::Search) {
+            self.halves[side].state = self.searching(side);
         }
     }
 
@@ -470,6 +575,7 @@ impl Connection {
             Ok(Some((start, used))) => {
                 half.flags = Some(start.flags);
                 half.origin = Some(half.backlog.pos + used as u64);
+                half.place = half.origin;
                 Ok((to_owned(&start), used))
             }
             Err(error) => Err(error),
@@ -550,6 +656,7 @@ impl Connection {
                     Step::Doubt(len, fpdu) => (len, fpdu, true),
                 };
             if let Some(fpdu) = fpdu {
+                half.crcs.add(fpdu.crc);
                 let number = half.backlog.number_at(len - 1);
                 self.tell(side, number, Iwarp::Fpdu(fpdu), out);
             }
@@ -558,6 +665,55 @@ impl Connection {
             }
             self.halves[side].backlog.advance(len);
         }
+    }
+
+    /// Looks for an FPDU in the backlog. What precedes it goes, and so does what is none; less than
+    /// an FPDU is kept.
+    fn scan(&mut self, side: usize) -> bool {
+        let grid = self.grid(side);
+        let half = &mut self.halves[side];
+        let Some((framing, place)) = grid else {
+            half.state = State::Search;
+            return true;
+        };
+        let (start, octets) = (half.backlog.pos, half.backlog.octets());
+        let mut arrivals = half.backlog.arrivals().peekable();
+        let mut at = 0;
+        while octets.len() >= at + SCAN_PEEK {
+            let (pos, input) = (start + at as u64, &octets[at..]);
+            let to_grid = (place.wrapping_sub(pos) % ALIGNMENT) as usize;
+            let segment = arrivals.peek() == Some(&(pos, true));
+            let distance = match to_grid {
+                0 => next_place(framing, pos, input),
+                _ if segment && may_begin(Some(framing), pos, input) => 0,
+                _ => to_grid,
+            };
+            if distance == 0 {
+                drop(arrivals);
+                half.backlog.advance(at);
+                let mut trial = Trial::new(Some(framing));
+                trial.scanned = !segment;
+                half.state = State::Trial(trial);
+                return true;
+            }
+            at += distance;
+            // A segment off the grid may be another connection's, between the same ends.
+            let next = start + at as u64;
+            while let Some(&(begin, segment)) = arrivals.peek()
+                && begin < next
+            {
+                if segment && begin > pos {
+                    at = (begin - start) as usize;
+                    break;
+                }
+                arrivals.next();
+            }
+        }
+        drop(arrivals);
+        // The next place may lie behind what is there.
+        let len = half.backlog.len();
+        half.backlog.advance(at.min(len));
+        false
     }
 
     /// Goes on with a trial.
@@ -600,11 +756,16 @@ impl Connection {
             if let Some(view) = affordable {
                 half.credit -= view.total as u64;
                 let fpdu = view.read(crc_in_use);
-                if any_crc || fpdu.crc != CrcState::Bad {
+                let believed = match fpdu.crc {
+                    CrcState::Good => true,
+                    CrcState::Zero => half.crcs.may_be_zero(crc_in_use),
+                    CrcState::Bad => any_crc && half.crcs.may_be_bad(),
+                };
+                if believed {
                     trial.found.push(Found {
                         begin: trial.at,
                         number: half.backlog.number_at(trial.at + view.total - 1),
-                        good: fpdu.crc == CrcState::Good,
+                        crc: fpdu.crc,
                         fpdu: Some(fpdu),
                     });
                     trial.framing = trial.framing.after(view.total);
@@ -639,20 +800,28 @@ impl Connection {
         };
         fpdus.make_sure();
         half.state = State::Fpdus(fpdus);
+        half.place = Some(half.backlog.pos);
         half.backlog.advance(trial.at);
         if !self.known {
             self.known = true;
             self.news = true;
         }
         for found in trial.found {
+            self.halves[side].crcs.add(found.crc);
             if let Some(fpdu) = found.fpdu {
                 self.tell(side, found.number, Iwarp::Fpdu(fpdu), out);
             }
         }
     }
 
-    /// The backlog's front is nothing: looks at the segments behind it.
+    /// The backlog's front is nothing: looks at what is behind it.
     fn resume(&mut self, side: usize) {
+        if self.grid(side).is_some() {
+            let half = &mut self.halves[side];
+            half.state = State::Scan;
+            half.backlog.advance(half.backlog.len().min(1));
+            return;
+        }
         self.halves[side].state = if self.foreign { State::Foreign } else { State::Search };
         // The backlog is put aside, for `look` to change the rest.
         let mut backlog = core::mem::take(&mut self.halves[side].backlog);
@@ -666,21 +835,25 @@ impl Connection {
 
     /// Nothing comes right behind the latest octets, perhaps nothing at all: what is open is decided.
     pub(super) fn stop(&mut self, side: usize, out: &mut Out) {
-        if let State::Trial(trial) = &self.halves[side].state
-            && self.known
-            && !trial.found.is_empty()
-        {
-            self.accept(side, out);
+        while let State::Trial(trial) = &self.halves[side].state {
+            if self.known && trial.will_do(self.halves[side].backlog.len()) {
+                self.accept(side, out);
+            } else if self.grid(side).is_some() {
+                // It hides what is behind it.
+                self.resume(side);
+            } else {
+                break;
+            }
             self.run(side, out);
         }
         let half = &mut self.halves[side];
         half.backlog.clear();
+        half.remember();
         if let State::Fpdus(Fpdus { framing: Framing::OffGrid(_), .. }) = half.state {
             half.off_grid = true;
         }
         if self.is_ordered(side) {
-            let state = if self.foreign { State::Foreign } else { State::Search };
-            self.halves[side].state = state;
+            self.halves[side].state = self.searching(side);
         }
         self.settle(1 - side, out);
     }
@@ -809,6 +982,30 @@ impl Trial {
         self.need = 0;
         true
     }
+}
+
+/// How far it is from `pos` to the next place where an FPDU may begin, or where more can be said: 0
+/// if one may begin here. There are at least [`SCAN_PEEK`] octets of `input`.
+#[inline]
+fn next_place(framing: Framing, pos: u64, input: &[u8]) -> usize {
+    let mut control = LENGTH_LEN;
+    if let Some(to_marker) = framing.to_marker(pos) {
+        if to_marker == 0 {
+            control += MARKER_LEN;
+        } else if to_marker == MARKER_SPACING - MARKER_LEN {
+            // A marker belongs to the FPDU behind it, which begins with it.
+            return MARKER_LEN;
+        } else if let Some(&[_, _, high, low]) =
+            input.get(to_marker..).and_then(<[u8]>::first_chunk)
+            && to_marker < usize::from(u16::from_be_bytes([high, low]) & !3)
+        {
+            // The FPDU around the marker began before.
+            return to_marker;
+        }
+    }
+    let begins = is_control(input[control])
+        && View::new(framing, pos, input).is_ok_and(|view| view.is_plausible());
+    if begins { 0 } else { ALIGNMENT as usize }
 }
 
 /// Calls `found` for each place at the front of `input`, where an FPDU or the marker in front of
@@ -1337,6 +1534,167 @@ mod tests {
         }
     }
 
+    /// Octets that look like FPDUs, each with a CRC of `crc`.
+    fn feigned(n: usize, lens: &[usize], crc: [u8; CRC_LEN]) -> Vec<u8> {
+        let mut out = Vec::new();
+        for i in 0..n {
+            // No FPDU that is sent has such a place.
+            let ulpdu = write(0xfe16_0000 + i as u64, lens[i % lens.len()]);
+            let begin = out.len();
+            out.extend(frame(&[ulpdu], false, false));
+            let end = out.len() - CRC_LEN;
+            // The right one, by chance, would be no pretence.
+            assert_ne!(crate::wire::crc::crc32c(&out[begin..end]).to_le_bytes(), crc);
+            out[end..].copy_from_slice(&crc);
+        }
+        out
+    }
+
+    /// A WRITE of these octets.
+    fn write_of(n: u64, octets: &[u8]) -> Vec<u8> {
+        let mut ulpdu = write(n, octets.len());
+        let header = ulpdu.len() - octets.len();
+        ulpdu[header..].copy_from_slice(octets);
+        ulpdu
+    }
+
+    /// Sends these ULPDUs packed, loses `lose` segments at each place in turn, and compares what is
+    /// told with what was sent: all that precedes what is lost, and all that begins behind it.
+    fn lose_each(ulpdus: &[Vec<u8>], markers: bool, crc: bool, mss: usize, lose: usize) {
+        let flags = if crc { CRC } else { NONE };
+        let mut talk = Talk::started(flags, if markers { MARKERS } else { NONE });
+        let opening = talk.sent.len();
+        talk.send(CLIENT, &frame(ulpdus, markers, crc), mss);
+        let segments = talk.sent.len() - opening;
+        talk.push(SERVER, ACK, &[]);
+        let mut ends = vec![0];
+        let mut encoder = fpdu::MarkerEncoder::new(crc);
+        for ulpdu in ulpdus {
+            let mut one = frame(core::slice::from_ref(ulpdu), false, crc);
+            if markers {
+                let mut marked = Vec::new();
+                encoder.push(&one, &mut marked);
+                one = marked;
+            }
+            ends.push(ends.last().unwrap_or(&0) + one.len());
+        }
+        let sent = Capture::whole(&talk.sent).fpdus();
+        assert_eq!(sent.len(), ulpdus.len());
+        for lost in opening..opening + segments {
+            let mut some = talk.sent.clone();
+            let behind = (lost + lose).min(opening + segments);
+            some.drain(lost..behind);
+            let gone = (behind - lost) as u64;
+            let told = Capture::whole(&some).fpdus();
+            // Those that were whole before the gap, and those that began behind it.
+            let gap = [lost, behind].map(|at| (at - opening) * mss);
+            let parts = ends.windows(2).zip(&sent);
+            let before = parts.clone().filter(|(ends, _)| ends[1] <= gap[0]);
+            let after = parts.filter(|(ends, _)| ends[0] >= gap[1]);
+            let after = after.map(|(_, (number, words))| (number - gone, words.clone()));
+            let want: Vec<_> = before.map(|(_, told)| told.clone()).chain(after).collect();
+            let case = format!("markers {markers}, CRC {crc}, {mss} octets each, without {lost}");
+            assert_eq!(told, want, "{case}");
+        }
+    }
+
+    #[test]
+    fn after_a_gap_packed_fpdus_are_found_again() {
+        // Payload is random: neighbours that look like FPDUs by chance are no matter.
+        let mut state = 1_u64;
+        let mut random = move || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 56) as u8
+        };
+        for lens in [&[0, 1, 2, 3][..], &[40], &[500, 7], &[1400, 20, 300], &[9000, 3], &[65_000]] {
+            let n = (60_000 / lens.iter().sum::<usize>()).clamp(6, 60) * lens.len();
+            let fill =
+                |i: usize| -> Vec<u8> { (0..lens[i % lens.len()]).map(|_| random()).collect() };
+            let payloads: Vec<Vec<u8>> = (0..n.min(120)).map(fill).collect();
+            let ulpdus: Vec<_> = (1..).zip(&payloads).map(|(n, p)| write_of(n, p)).collect();
+            let whole = frame(&ulpdus, false, false).len();
+            for mss in [100, 531, 1448, 65_483] {
+                if whole / mss > 150 || whole < 3 * mss {
+                    continue;
+                }
+                for (markers, crc) in [(false, true), (false, false), (true, true), (true, false)] {
+                    lose_each(&ulpdus, markers, crc, mss, 1);
+                    lose_each(&ulpdus, markers, crc, mss, 3);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn after_a_gap_without_a_start_up_frame() {
+        // Its framing is known from what was followed.
+        for markers in [false, true] {
+            let ulpdus = mixed(200, |i| 50 + i % 30);
+            let octets = frame(&ulpdus, markers, true);
+            let mut talk = Talk::under_way();
+            talk.send(CLIENT, &octets, 733);
+            talk.push(SERVER, ACK, &[]);
+            talk.sent.remove(7);
+            let told = Capture::whole(&talk.sent).fpdus().len();
+            assert!(told > 180, "markers {markers}: {told}");
+        }
+    }
+
+    #[test]
+    fn what_looks_like_a_long_fpdu_hides_nothing() {
+        for (flags, crc) in [(CRC, true), (NONE, false)] {
+            let mut talk = Talk::started(flags, NONE);
+            let first = frame(&[write(1, 1000)], false, crc);
+            talk.push(CLIENT, ACK, &first);
+            // The beginning of one of 60,000 octets, in the payload behind the gap.
+            let payload = [&[0; 1400][..], &hex!("ea60 c140"), &[0; 1096]].concat();
+            talk.send(CLIENT, &frame(&[write_of(2, &payload)], false, crc), 1000);
+            for n in 3..9 {
+                talk.push(CLIENT, ACK, &frame(&[write(n, 100)], false, crc));
+            }
+            talk.push(SERVER, ACK, &[]);
+            talk.sent.remove(6);
+            let capture = Capture::whole(&talk.sent);
+            let numbers: Vec<u64> = capture.fpdus().iter().map(|(number, _)| *number).collect();
+            assert_eq!(numbers, [6, 9, 10, 11, 12, 13, 14], "{:?}", capture.described());
+        }
+    }
+
+    #[test]
+    fn a_scan_costs_little() {
+        // A beginning of an FPDU of 60,000 octets at each fourth octet.
+        let payload = hex!("ea60 c140").repeat(4000);
+        let ulpdus = vec![write_of(1, &payload); 200];
+        for markers in [false, true] {
+            for flags in [CRC, NONE] {
+                let mut talk = Talk::started(flags, if markers { MARKERS } else { NONE });
+                talk.send(CLIENT, &frame(&ulpdus, markers, true), 1448);
+                talk.push(SERVER, ACK, &[]);
+                talk.sent.remove(10);
+                let begin = std::time::Instant::now();
+                let capture = Capture::whole(&talk.sent);
+                // Each of 800,000 places with 60,000 octets would take minutes.
+                assert!(begin.elapsed().as_secs() < 20, "{:?}", begin.elapsed());
+                let sent = |told: &(u64, String)| told.1.starts_with("WRITE 0x1 16000 Good");
+                let fpdus = capture.fpdus();
+                if flags == CRC || markers {
+                    assert!(fpdus.iter().all(sent), "{:?}", fpdus.iter().find(|f| !sent(f)));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_peer_that_leaves_the_crc_out_is_believed_if_it_always_did() {
+        let octets = frame(&mixed(300, |i| 50 + i % 30), false, false);
+        let mut talk = Talk::started(CRC, CRC);
+        talk.send(CLIENT, &octets, 733);
+        talk.push(SERVER, ACK, &[]);
+        talk.sent.remove(12);
+        let told = Capture::whole(&talk.sent).fpdus().len();
+        assert!((280..300).contains(&told), "{told}");
+    }
+
     /// As softiwarp put markers into a stream in 2008.
     fn off_grid(ulpdus: &[Vec<u8>]) -> Vec<Vec<u8>> {
         let mut count = 0_usize;
@@ -1515,6 +1873,40 @@ mod tests {
             prop_assert_eq!(capture.fpdus().len(), lens.len());
         }
 
+        /// Payload that is made of FPDUs, but for the right CRC.
+        #[test]
+        fn what_was_not_sent_is_not_told(
+            lens in prop::collection::vec(0_usize..300, 1..6), crc: [u8; 4], zero: bool,
+            shift in 0_usize..8, sizes in prop::collection::vec(1_usize..60, 5..20),
+            mss in 20_usize..3000, markers: bool, lost in prop::collection::vec(any::<bool>(), 1..40),
+        ) {
+            let crc = if zero { [0; 4] } else { crc };
+            let ulpdus: Vec<_> = (1..)
+                .zip(&sizes)
+                .map(|(n, &size)| {
+                    write_of(n, &[&vec![0; shift][..], &feigned(size, &lens, crc)].concat())
+                })
+                .filter(|ulpdu| ulpdu.len() < 65_000)
+                .collect();
+            let mut talk = Talk::started(CRC, if markers { MARKERS } else { NONE });
+            let opening = talk.sent.len();
+            talk.send(CLIENT, &frame(&ulpdus, markers, true), mss);
+            talk.push(SERVER, ACK, &[]);
+            let some: Vec<_> = talk
+                .sent
+                .iter()
+                .enumerate()
+                .filter(|&(i, _)| i < opening || !lost[i % lost.len()] || i % 3 > 0)
+                .map(|(_, sent)| sent.clone())
+                .collect();
+            let sent = Capture::whole(&talk.sent).fpdus();
+            prop_assert_eq!(sent.len(), ulpdus.len());
+            let mut sent = sent.iter().map(|(_, words)| words);
+            for (_, words) in Capture::whole(&some).fpdus() {
+                prop_assert!(sent.any(|sent| *sent == words), "{} was not sent", words);
+            }
+        }
+
         #[test]
         fn random_octets_are_no_fpdus(
             octets in prop::collection::vec(any::<u8>(), 1..20_000), mss in 1_usize..1500, opened: bool,
@@ -1523,6 +1915,22 @@ mod tests {
             talk.send(CLIENT, &octets, mss);
             let capture = Capture::whole(&talk.sent);
             prop_assert_eq!(capture.told.len(), 0);
+        }
+
+        #[test]
+        fn random_octets_behind_a_gap_are_no_fpdus(
+            octets in prop::collection::vec(any::<u8>(), 1..20_000), mss in 1_usize..1500,
+            crc: bool, markers: bool,
+        ) {
+            let flags = if crc { CRC } else { NONE };
+            let mut talk = Talk::started(flags, if markers { MARKERS } else { NONE });
+            talk.push(CLIENT, ACK, &frame(&mixed(3, |i| i), markers, crc));
+            let lost = talk.sent.len();
+            talk.push(CLIENT, ACK, &[0; 40]);
+            talk.send(CLIENT, &octets, mss);
+            talk.push(SERVER, ACK, &[]);
+            talk.sent.remove(lost);
+            prop_assert_eq!(Capture::whole(&talk.sent).fpdus().len(), 3);
         }
 
         #[test]

@@ -319,6 +319,12 @@ fn fault(segment: &Segment<'_>) -> Option<String> {
     }
 }
 
+/// Whether `octet` may be the first one of a DDP header: version 1, nothing reserved.
+#[inline]
+pub(super) const fn is_control(octet: u8) -> bool {
+    octet & (ddp::RESERVED_MASK | ddp::VERSION_MASK) == ddp::VERSION
+}
+
 /// Whether `front`, the first octets of a ULPDU of `len`, are those of a DDP segment that RFC 5040
 /// and RFC 7306 allow. Octets that are not there are right.
 #[inline]
@@ -330,7 +336,7 @@ fn is_header(front: &[u8], len: usize) -> bool {
     let Some(&control) = front.first() else {
         return true;
     };
-    if control & (ddp::RESERVED_MASK | ddp::VERSION_MASK) != ddp::VERSION {
+    if !is_control(control) {
         return false;
     }
     let tagged = control & ddp::TAGGED != 0;
