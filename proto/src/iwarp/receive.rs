@@ -5,13 +5,13 @@ use zerocopy::FromBytes;
 use super::{
     CloseReason, Completion, Connection, RtrKinds, Shutdown,
     connection::Phase,
-    send::{Awaited, Inbound, Outstanding, RTR_STAG, Stage, pieces},
+    send::{Awaited, Inbound, Outstanding, RTR_STAG, Stage},
 };
 use crate::{
     mem::{AccessError, Memory, Scope},
     srq::ReceiveQueue,
     time::Instant,
-    verbs::{Access, Imm, Payload, Sge, Wc, WcOpcode, WcStatus},
+    verbs::{Access, Imm, Payload, Sge, Wc, WcOpcode, WcStatus, pieces},
     wire::{
         ids::{Msn, RKey},
         iwarp::{

@@ -8,7 +8,9 @@ use super::{Config, Connection, Established, RtrKinds, Transmit, connection::Pha
 use crate::{
     mem::{AccessError, AtomicOp, Memory, Scope},
     time::Instant,
-    verbs::{Access, Payload, PostError, RemoteAddr, SendFlags, SendOp, SendWr, Sge, WcStatus},
+    verbs::{
+        Access, Payload, PostError, RemoteAddr, SendFlags, SendOp, SendWr, Sge, WcStatus, pieces,
+    },
     wire::{
         ids::{Msn, RKey, Stag},
         iwarp::{
@@ -22,8 +24,6 @@ use crate::{
         },
     },
 };
-
-pub(super) use crate::verbs::pieces;
 
 /// Payload up to this length is copied next to its headers: cheaper than a part of its own, which
 /// costs the kernel an iovec each for the payload and for the trailer behind it.

@@ -461,7 +461,9 @@ impl Qp {
         // All that came before `seq` is off the queue, but for the message that it is part of.
         let done = match self.tx.queue.front() {
             Some(work) if work.started => {
-                work.consumers_before + u64::from(work.first <= seq && work.consumes())
+                // The receive of an immediate goes with the last packet.
+                let begun = work.first <= seq && !matches!(work.op, SendOp::WriteImm(..));
+                work.consumers_before + u64::from(begun && work.consumes())
             }
             _ => self.tx.consumers,
         };
@@ -591,7 +593,7 @@ impl Qp {
         train: &mut Train,
     ) {
         let rc = self.config.kind == QpType::Rc;
-        while self.tx.rnr_until.is_none() && self.start_work(mem) {
+        while self.tx.rnr_until.is_none() && self.start_work(mem, train.is_empty()) {
             let Some(mut plan) = self.plan() else {
                 break;
             };
@@ -654,8 +656,9 @@ impl Qp {
     }
 
     /// Sees to it that the work request at the point of sending has packet numbers, and carries
-    /// out what needs none. False: nothing may be sent now.
-    fn start_work<M: Memory + ?Sized>(&mut self, mem: &M) -> bool {
+    /// out what needs none: `idle`, that is with nothing in the train, which may refer to the key
+    /// that goes. False: nothing may be sent now.
+    fn start_work<M: Memory + ?Sized>(&mut self, mem: &M, idle: bool) -> bool {
         loop {
             if self.state != QpState::Rts && self.state != QpState::Sqd {
                 return false;
@@ -676,15 +679,14 @@ impl Qp {
             }
             // IBTA vol. 1, 10.8.3.3: a fence waits for READs and atomics.
             let fenced = work.flags.contains(SendFlags::FENCE) && !self.tx.outstanding.is_empty();
-            let idle = self.tx.una == self.tx.next;
             let no_credit = work.consumes()
-                && !idle
+                && self.tx.una != self.tx.next
                 && self.tx.credit_limit.is_some_and(|limit| self.tx.consumers >= limit);
             if self.state == QpState::Sqd || fenced || no_credit {
                 return false;
             }
             if let SendOp::LocalInv(rkey) = work.op {
-                if self.tx.at > 0 {
+                if self.tx.at > 0 || !idle {
                     return false;
                 }
                 match mem.invalidate(self.config.scope, rkey) {
@@ -733,7 +735,8 @@ impl Qp {
         if self.config.kind == QpType::Rc {
             let octets = work.octets(tx.sent + packets, mtu) - work.octets(tx.sent, mtu);
             if !tx.has_room(tx.next, self.window, mtu, packets, octets)
-                || response && tx.outstanding.len() >= self.attr.max_rd_atomic.into()
+                // What was taken at the post goes out, even if they are off by now.
+                || response && tx.outstanding.len() >= self.attr.max_rd_atomic.max(1).into()
             {
                 return None;
             }

@@ -67,6 +67,16 @@ enum Answer {
     Done { psn: Psn, msn: u32 },
 }
 
+impl Answer {
+    /// PSN of its first packet.
+    fn psn(&self) -> Psn {
+        match *self {
+            Self::Ack { psn, .. } | Self::Atomic { psn, .. } | Self::Done { psn, .. } => psn,
+            Self::Read { first, .. } => first,
+        }
+    }
+}
+
 /// What was answered to an atomic, a FLUSH or an ATOMIC_WRITE, for when it comes again.
 #[derive(Debug, Clone, Copy)]
 struct Replay {
@@ -225,16 +235,20 @@ impl Qp {
         }
     }
 
-    /// Everything before the expected PSN came.
-    fn acknowledge_all(&mut self) {
-        let credits = if self.config.credits {
+    /// What an answer that is no NAK says. Credits are in all of them, or in none.
+    fn positive(&self) -> Syndrome {
+        Syndrome::Ack(if self.config.credits {
             credit_code(u32::try_from(self.rx.queue.len()).unwrap_or(u32::MAX))
         } else {
             NO_CREDITS
-        };
+        })
+    }
+
+    /// Everything before the expected PSN came.
+    fn acknowledge_all(&mut self) {
         // IBTA vol. 1, 9.7.5.1.2: the PSN of the last packet that was carried out.
         let last = self.rx.expected.add(0xff_ffff);
-        self.push_ack(last, Syndrome::Ack(credits));
+        self.push_ack(last, self.positive());
     }
 
     /// Queues an acknowledgement. One that is the last in the queue already is replaced: a batch of
@@ -246,6 +260,15 @@ impl Qp {
             Some(last @ Answer::Ack { .. }) => *last = new,
             _ => self.rx.answers.push_back(new),
         }
+    }
+
+    /// Queues an answer that was given before. Answers keep the order of their PSNs: one that
+    /// overtakes another tells the peer that the other is lost.
+    fn push_again(&mut self, answer: Answer) {
+        let psn = answer.psn();
+        let answers = &mut self.rx.answers;
+        let at = answers.iter().position(|later| psn.is_before(later.psn()));
+        answers.insert(at.unwrap_or(answers.len()), answer);
     }
 
     fn remember(&mut self, psn: Psn, original: Option<u64>) {
@@ -274,7 +297,7 @@ impl Qp {
             | Operation::FetchAdd
             | Operation::Flush
             | Operation::AtomicWrite => {
-                let replay = self.rx.replays.iter().find(|replay| replay.psn == psn).copied();
+                let replay = self.rx.replays.iter().rfind(|replay| replay.psn == psn).copied();
                 let queued = self.rx.answers.iter().any(|answer| match answer {
                     Answer::Atomic { psn: at, .. } | Answer::Done { psn: at, .. } => *at == psn,
                     Answer::Ack { .. } | Answer::Read { .. } => false,
@@ -283,7 +306,7 @@ impl Qp {
                     return;
                 };
                 if !queued && !full {
-                    self.rx.answers.push_back(match original {
+                    self.push_again(match original {
                         Some(original) => Answer::Atomic { psn, msn, original },
                         None => Answer::Done { psn, msn },
                     });
@@ -327,7 +350,7 @@ impl Qp {
         let msn = self.rx.msn;
         let answer =
             Answer::Read { first: psn, rkey, addr, len, packets, next: 0, msn, fresh: false };
-        self.rx.answers.push_back(answer);
+        self.push_again(answer);
     }
 
     /// Carries out the request whose turn it is.
@@ -629,13 +652,13 @@ impl Qp {
                 }
                 Answer::Atomic { psn, msn, original } => {
                     let mut headers = headers(Opcode::RC_ATOMIC_ACK, psn);
-                    headers.aeth = aeth(Syndrome::ACK, msn);
+                    headers.aeth = aeth(self.positive(), msn);
                     headers.atomic_ack_eth = Some(AtomicAckEth::new(original));
                     (headers, Source::Bytes(&[]), true)
                 }
                 Answer::Done { psn, msn } => {
                     let mut headers = headers(Opcode::RC_READ_RESP_ONLY, psn);
-                    headers.aeth = aeth(Syndrome::ACK, msn);
+                    headers.aeth = aeth(self.positive(), msn);
                     (headers, Source::Bytes(&[]), true)
                 }
                 Answer::Read { first, rkey, addr, len, packets, next, msn, .. } => {
@@ -646,7 +669,7 @@ impl Qp {
                         (false, false) => Opcode::RC_READ_RESP_MIDDLE,
                     };
                     let mut headers = headers(opcode, first.add(next));
-                    headers.aeth = aeth(Syndrome::ACK, msn);
+                    headers.aeth = aeth(self.positive(), msn);
                     let offset = next * mtu;
                     let source = match (len - offset).min(mtu) {
                         0 => Source::Bytes(&[][..]),
