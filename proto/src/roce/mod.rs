@@ -72,6 +72,7 @@
 //! What loses packets is repeated from the first one lost on (go-back-N), whoever the peer is.
 
 pub mod cm;
+pub mod port;
 mod qp;
 mod requester;
 mod responder;
@@ -79,6 +80,7 @@ mod transmit;
 mod types;
 mod unreliable;
 
+pub use port::Port;
 pub use qp::Qp;
 pub use transmit::{MAX_TRAIN_OCTETS, Part, Train};
 pub use types::{
