@@ -12,13 +12,14 @@ use std::{
 use userdma_proto::{
     mem::{NoMemory, PdId},
     roce::{
-        self, PathMtu, Port, QpAttr, Reason, Train,
-        cm::{Awaited, Ended, Reject},
+        self, PathMtu, Port, QpAttr, Train,
+        cm::{self, Awaited, Datagrams, Ended, Reject, Resolve},
         port::{Accept, Config, Connect, Event, IcrcPolicy, Limits, PortError, Request},
     },
     time::Instant,
     verbs::{
-        Access, QpState, QpType, RecvWr, RemoteAddr, SendOp, SendWr, Sge, Wc, WcOpcode, WcStatus,
+        Access, QpState, QpType, RecvWr, RemoteAddr, SendOp, SendWr, Sge, UdDest, Wc, WcOpcode,
+        WcStatus,
     },
     wire::{
         ids::{LKey, Psn, QKey, Qpn, RKey},
@@ -673,14 +674,8 @@ fn a_request_is_rejected() {
     let first = net.connect(QpType::Rc, b"");
     net.run_out();
     let events = std::mem::take(&mut net.hosts[0].events);
-    let [
-        Event::QpError { qpn, reason: Reason::Asked },
-        Event::Rejected { qpn: Some(rejected_qpn), rejected },
-    ] = &events[..]
-    else {
-        panic!("{events:?}");
-    };
-    assert_eq!((*qpn, *rejected_qpn), (first, first));
+    let [Event::Rejected { qpn, rejected }] = &events[..] else { panic!("{events:?}") };
+    assert_eq!(*qpn, Some(first));
     assert_eq!(rejected.reason, Rejection::INVALID_SERVICE_ID);
     assert_eq!(net.hosts[0].state(first), QpState::Err);
 
@@ -835,6 +830,63 @@ fn uc_and_out_of_band() {
     net.run(|net| net.hosts[0].wcs_of(qps[0]).len() == 1 && net.hosts[1].wcs.len() == 2);
     assert!(net.hosts[1].events.contains(&Event::FirstPacket { qpn: qps[1] }));
     assert_eq!(net.hosts[1].wcs_of(qps[1])[0].id, 3);
+}
+
+#[test]
+fn a_ud_service_is_found_and_answers() {
+    let service = PortSpace::UDP.service_id(7175);
+    let qkey = QKey(0x0123_4567);
+    for seed in 0..2 {
+        let mut net = Net::pair(seed);
+        let ends = [0, 1].map(|i| net.hosts[i].addr);
+        let qps = [0, 1].map(|i| {
+            let qpn = net.hosts[i].qp(QpType::Ud);
+            let init = QpAttr { qkey: Some(qkey), ..QpAttr::to(QpState::Init) };
+            let path_mtu = Some(PathMtu::Mtu1024);
+            let rtr = QpAttr { path_mtu, ..QpAttr::to(QpState::Rtr) };
+            let rts = QpAttr { sq_psn: Some(Psn::new(0)), ..QpAttr::to(QpState::Rts) };
+            for attr in [init, rtr, rts] {
+                net.hosts[i].port.modify(qpn, &attr).unwrap();
+            }
+            net.hosts[i].mem.add(1, PD, Access::LOCAL_WRITE, 0, vec![0; 100]);
+            let receive = RecvWr::new(1, [Sge::new(0, 100, LKey(1))]);
+            net.hosts[i].port.post_recv(qpn, receive, 0).unwrap();
+            qpn
+        });
+        let answer = Datagrams { qpn: qps[1], qkey, private_data: b"here".to_vec() };
+        net.hosts[1].port.listen_datagrams(service, answer).unwrap();
+        let token = Some(net.hosts[0].port.token());
+        let question = Resolve {
+            peer: ends[1],
+            local_ip: ends[0].ip(),
+            local_port: 0,
+            service_id: service,
+            private_data: b"where",
+            token,
+        };
+        net.hosts[0].port.resolve(net.now, &question).unwrap();
+        net.run(|net| net.hosts.iter().all(|host| !host.events.is_empty()));
+        let Event::Service(cm::Event::Resolved { peer, qpn, qkey, .. }) = net.hosts[0].events[0]
+        else {
+            panic!("{:?}", net.hosts[0].events)
+        };
+        assert_eq!((peer, qpn), (ends[1], qps[1]));
+        let Event::Service(cm::Event::Queried { peer: asker, .. }) = net.hosts[1].events[0] else {
+            panic!("{:?}", net.hosts[1].events)
+        };
+        // There and back.
+        for (i, dest) in
+            [(0, UdDest { addr: peer, qpn, qkey }), (1, UdDest { addr: asker, qpn: qps[0], qkey })]
+        {
+            let wr = SendWr::inline(2, SendOp::Send, b"datagram").to(dest);
+            net.hosts[i].port.post_send(qps[i], wr, 0).unwrap();
+            net.run(|net| net.hosts[1 - i].wcs.iter().any(|(_, wc)| wc.opcode.is_recv()));
+            let host = &net.hosts[1 - i];
+            let wc = host.wcs.iter().find(|(_, wc)| wc.opcode.is_recv()).unwrap().1;
+            assert_eq!((wc.byte_len, wc.src_qp), (48, Some(qps[i])));
+            assert_eq!(&host.mem.bytes(1)[40..48], b"datagram");
+        }
+    }
 }
 
 #[test]
@@ -1190,7 +1242,7 @@ fn a_socket_bound_to_all_addresses_learns_its_own() {
 }
 
 #[test]
-fn identification_and_df_are_found_in_a_train() {
+fn mads_are_signed_for_what_a_socket_sends() {
     let mut net = Net::pair(0);
     net.tap = Some(Vec::new());
     net.listen(1);

@@ -160,7 +160,8 @@ impl Port {
             slot.held = true;
             slot.traffic_class = theirs.path.traffic_class;
         }
-        self.bring_up(now, qpn, theirs.conn, &rtr, &rts);
+        let is_up = self.bring_up(now, qpn, theirs.conn, &rtr, &rts);
+        debug_assert!(is_up, "from INIT to RTS");
         Ok(())
     }
 
@@ -231,15 +232,24 @@ impl Port {
         debug_assert_eq!(changed, Ok(()), "to INIT");
     }
 
-    /// To RTR and RTS. All that could be wrong was checked before; if it is all the same, the
-    /// connection is given up.
-    fn bring_up(&mut self, now: Instant, qpn: Qpn, conn: ConnId, rtr: &QpAttr, rts: &QpAttr) {
-        let Some(slot) = self.slots.get_mut(qpn) else { return };
+    /// To RTR and RTS. All that can be wrong was checked before, but for what the program did to
+    /// the queue pair meanwhile: then the connection is given up, and false comes back.
+    fn bring_up(
+        &mut self,
+        now: Instant,
+        qpn: Qpn,
+        conn: ConnId,
+        rtr: &QpAttr,
+        rts: &QpAttr,
+    ) -> bool {
+        let Some(slot) = self.slots.get_mut(qpn) else { return false };
         let changed = slot.qp.modify(rtr).and_then(|()| slot.qp.modify(rts));
         if changed.is_err() {
             self.fail_qp(qpn);
+            // It is neither unknown nor a request that waits.
             let _ = self.cm.disconnect(now, conn);
         }
+        changed.is_ok()
     }
 
     fn fail_qp(&mut self, qpn: Qpn) {
@@ -353,7 +363,9 @@ impl Port {
                 rnr_retry: Some(terms.rnr_retry_count.min(7)),
                 ..QpAttr::to(QpState::Rts)
             };
-            self.bring_up(now, qpn, terms.conn, &rtr, &rts);
+            if !self.bring_up(now, qpn, terms.conn, &rtr, &rts) {
+                return;
+            }
         }
         self.events.push_back(Event::Established { qpn, terms: terms.into() });
         self.touch(qpn);

@@ -32,6 +32,52 @@
 //! **Whose turn it is.** MADs go first. Queue pairs that may have something to send stand in a
 //! line, and each sends one train; those that have nothing cost nothing. Timers stand in a sorted
 //! set: [`Port::poll_timeout`] may name a time too early, never one too late.
+//!
+//! Two ports and no socket at all:
+//!
+//! ```
+//! use userdma_proto::{
+//!     mem::{NoMemory, PdId},
+//!     roce::{self, Port, Train, port::{Accept, Config, Connect, Event, Limits}},
+//!     time::Instant,
+//!     verbs::{QpType, RecvWr, SendOp, SendWr},
+//!     wire::{ids::Qpn, mad::cm::PortSpace},
+//! };
+//!
+//! /// Moves what `from` has to say to `to`.
+//! fn carry(now: Instant, from: &mut Port, to: &mut Port) {
+//!     let mut train = Train::default();
+//!     while let Some(way) = from.poll_transmit(now, &NoMemory, Limits::default(), &mut train) {
+//!         let mut octets = Vec::new();
+//!         train.copy_to(&NoMemory, way.scope, &mut octets).unwrap();
+//!         for packet in octets.chunks(train.segment_len()) {
+//!             to.handle_datagram(now, way.from, Some(way.to.ip()), 0, packet, &NoMemory);
+//!         }
+//!     }
+//! }
+//!
+//! let (now, service) = (Instant::ZERO, PortSpace::TCP.service_id(7174));
+//! let ends = ["192.0.2.1:4791", "192.0.2.2:4791"].map(|addr| addr.parse().unwrap());
+//! let [mut a, mut b] = [0, 1].map(|i| Port::new(Config::new(ends[i], i as u64)));
+//! let [ours, theirs] = [&mut a, &mut b].map(|port| {
+//!     port.create_qp(roce::Config::new(QpType::Rc, PdId(0), Qpn(0))).unwrap()
+//! });
+//!
+//! b.listen(service, 16).unwrap();
+//! a.connect(now, ours, &Connect::new(ends[1], service)).unwrap();
+//! carry(now, &mut a, &mut b);
+//! let Some(Event::Request(request)) = b.poll_event() else { panic!("no request") };
+//! b.accept(now, &request, theirs, &Accept::default()).unwrap();
+//! b.post_recv(theirs, RecvWr::new(7, []), 0).unwrap();
+//! carry(now, &mut b, &mut a);
+//! assert!(matches!(a.poll_event(), Some(Event::Established { qpn, .. }) if qpn == ours));
+//!
+//! a.post_send(ours, SendWr::inline(1, SendOp::SendImm(42), b""), 0).unwrap();
+//! carry(now, &mut a, &mut b);
+//! assert!(matches!(b.poll_event(), Some(Event::Established { qpn, .. }) if qpn == theirs));
+//! let (qpn, completion) = b.poll_completion().unwrap();
+//! assert_eq!((qpn, completion.wc.id), (theirs, 7));
+//! ```
 
 mod connect;
 mod peers;
@@ -50,7 +96,7 @@ use self::{
     slots::{Slot, Slots},
 };
 use super::{
-    Completion, Event as QpEvent, PathMtu, Qp, QpAttr, Received, Train, Window,
+    Completion, Event as QpEvent, PathMtu, Qp, QpAttr, Reason, Received, Train, Window,
     cm::{self, Cm, ConnId},
     qp::{canonical, same_partition},
     transmit::Source,
@@ -200,7 +246,7 @@ impl Port {
     /// socket's address, if that is one.
     ///
     /// # Errors
-    /// There is no such queue pair, or see [`ModifyError`]; nothing changes then.
+    /// There is no such queue pair, or see [`ModifyError`](super::ModifyError); nothing changes then.
     pub fn modify(&mut self, qpn: Qpn, attr: &QpAttr) -> Result<(), PortError> {
         let slot = self.slots.get_mut(qpn).ok_or(PortError::UnknownQp(qpn))?;
         let mut attr = *attr;
@@ -521,6 +567,8 @@ impl Port {
             self.events.push_back(match event {
                 QpEvent::Established => Event::FirstPacket { qpn },
                 QpEvent::Drained => Event::Drained { qpn },
+                // Who asked knows; and of the end of a connection there is an event.
+                QpEvent::Error(Reason::Asked) => continue,
                 QpEvent::Error(reason) => Event::QpError { qpn, reason },
             });
         }

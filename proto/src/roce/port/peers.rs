@@ -74,6 +74,13 @@ impl Peers {
         self.entry(ip).local = Some(local);
     }
 
+    /// The peer at `ip`, if it is known: it was heard of just now.
+    fn known(&mut self, ip: IpAddr) -> Option<&mut Peer> {
+        let peer = self.peers.get_mut(&ip)?;
+        peer.used = true;
+        Some(peer)
+    }
+
     /// Judges a packet that came from `from` to `to`. Only who sends a good one is remembered.
     pub(super) fn judge(
         &mut self,
@@ -94,7 +101,7 @@ impl Peers {
                 if !is_good_v6(&PathV6 { src, dst, src_port, dst_port }, octets) {
                     return Verdict::Bad;
                 }
-                self.entry(src.into()).local = Some(to);
+                self.set_local(src.into(), to);
                 Verdict::Good
             }
             (IpAddr::V4(_), IpAddr::V6(_)) | (IpAddr::V6(_), IpAddr::V4(_)) => Verdict::Unknown,
@@ -102,32 +109,30 @@ impl Peers {
     }
 
     fn judge_v4(&mut self, path: &PathV4, octets: &[u8]) -> Verdict {
-        let ip = IpAddr::V4(path.src);
-        let known = self.peers.get(&ip).and_then(|peer| peer.dont_fragment);
-        let Some(df) = known else {
+        let (ip, local) = (IpAddr::V4(path.src), Some(path.dst.into()));
+        let Some(df) = self.peers.get(&ip).and_then(|peer| peer.dont_fragment) else {
             // DF first: most peers set it.
             let Some(found) = [true, false].into_iter().find(|&df| fits(path, octets, df)) else {
                 return Verdict::Bad;
             };
             let peer = self.entry(ip);
-            (peer.dont_fragment, peer.local) = (Some(found), Some(path.dst.into()));
+            (peer.dont_fragment, peer.local) = (Some(found), local);
             return Verdict::Learnt;
         };
-        if fits(path, octets, df) {
-            let peer = self.entry(ip);
-            (peer.contrary, peer.local) = (0, Some(path.dst.into()));
-            return Verdict::Good;
-        }
-        if !fits(path, octets, !df) {
+        let is_good = fits(path, octets, df);
+        if !is_good && !fits(path, octets, !df) {
             return Verdict::Bad;
         }
-        let peer = self.entry(ip);
+        let Some(peer) = self.known(ip) else { return Verdict::Bad };
+        if is_good {
+            (peer.contrary, peer.local) = (0, local);
+            return Verdict::Good;
+        }
         peer.contrary += 1;
         if peer.contrary < CHANGE_OF_MIND {
             return Verdict::OtherDf;
         }
-        (peer.dont_fragment, peer.contrary) = (Some(!df), 0);
-        peer.local = Some(path.dst.into());
+        (peer.dont_fragment, peer.contrary, peer.local) = (Some(!df), 0, local);
         Verdict::Relearnt
     }
 
@@ -135,17 +140,17 @@ impl Peers {
     /// not heard of a second time.
     fn entry(&mut self, ip: IpAddr) -> &mut Peer {
         let is_known = self.peers.contains_key(&ip);
-        if !is_known {
-            while self.peers.len() >= self.most {
-                let Some(oldest) = self.clock.pop_front() else { break };
-                let peer = self.peers.get_mut(&oldest);
-                if peer.is_some_and(|peer| core::mem::take(&mut peer.used)) {
-                    // A second chance.
-                    self.clock.push_back(oldest);
-                } else {
-                    self.peers.remove(&oldest);
-                }
+        while !is_known && self.peers.len() >= self.most {
+            let Some(oldest) = self.clock.pop_front() else { break };
+            let peer = self.peers.get_mut(&oldest);
+            if peer.is_some_and(|peer| core::mem::take(&mut peer.used)) {
+                // A second chance.
+                self.clock.push_back(oldest);
+            } else {
+                self.peers.remove(&oldest);
             }
+        }
+        if !is_known {
             self.clock.push_back(ip);
         }
         let peer = self.peers.entry(ip).or_default();

@@ -248,8 +248,8 @@ pub enum Event {
         /// The queue pair.
         qpn: Qpn,
     },
-    /// The queue pair went to the error state; everything is flushed. A connection stays until it
-    /// is disconnected.
+    /// The queue pair went to the error state without anybody asking for it; everything is
+    /// flushed. A connection stays until it is disconnected.
     QpError {
         /// The queue pair.
         qpn: Qpn,
