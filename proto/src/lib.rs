@@ -10,9 +10,10 @@
 //! * [`srq`]: the receives of a queue pair, its own or shared by several.
 //! * [`iwarp`]: MPA start-up, DDP queues and RDMAP operations of one iWARP connection
 //!   (RFC 5044, 5041, 5040, 6581, 7306).
-//! * [`roce`]: RoCEv2 queue pairs, RC, UC and UD (IBTA vol. 1, chapter 9; annex A17), and the
-//!   connection manager, [`roce::cm`].
+//! * [`roce`]: RoCEv2 queue pairs, RC, UC and UD (IBTA vol. 1, chapter 9; annex A17), the
+//!   connection manager ([`roce::cm`]) and congestion control ([`roce::congestion`]).
 //! * `dissect` (feature of that name): captures, their frames, and what RDMA they carry.
+//! * `sim` (feature of that name): a network with faults, by a seed, in virtual time.
 //!
 //! Nothing here opens a socket, reads a clock, spawns, locks or draws a random number: time,
 //! bytes, seeds and memory are arguments. The crate builds without `std` (it needs `alloc`).
@@ -28,6 +29,8 @@ pub mod dissect;
 pub mod iwarp;
 pub mod mem;
 pub mod roce;
+#[cfg(feature = "sim")]
+pub mod sim;
 pub mod srq;
 pub mod time;
 pub mod verbs;

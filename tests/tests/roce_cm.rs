@@ -351,9 +351,9 @@ fn many_connections(seed: u64) -> (u64, u64) {
             let id = net.hosts[side].cm.connect(net.now, &wish).unwrap();
             wanted.insert((side, id), (what, number));
         }
-        for side in 0..2 {
+        for (side, told) in told.iter_mut().enumerate() {
             for event in net.hosts[side].take() {
-                follow(&mut told[side], &event);
+                follow(told, &event);
                 let now = net.now;
                 match &event {
                     Event::Request(request) => {
@@ -896,6 +896,31 @@ fn a_peer_that_has_forgotten_a_connection() {
 }
 
 #[test]
+fn a_peer_that_starts_anew_before_it_is_answered() {
+    // The same queue pair, with another ID or with the same one, in another transaction.
+    for same_id in [false, true] {
+        let mut net = Net::pair(Faults::default(), 22);
+        net.hosts[1].cm.listen(SERVICE, 4).unwrap();
+        net.hosts[0].cm.connect(net.now, &connect(0x11, "10.0.0.2:4791")).unwrap();
+        let (_, first) = one(&mut net.hosts[0].cm);
+        let Message::Req(req) = message(&first) else { panic!() };
+        let cm = &mut net.hosts[1].cm;
+        cm.handle_mad(net.now, address("10.0.0.1:1"), &first);
+        let Some(Event::Request(old)) = cm.poll_event() else { panic!() };
+        let local_comm_id = if same_id { req.local_comm_id } else { !req.local_comm_id };
+        let again = mad(99, Req { local_comm_id, ..req });
+        cm.handle_mad(net.now, address("10.0.0.1:1"), &again);
+        assert_eq!(cm.poll_event(), Some(Event::Dropped { conn: old.conn }));
+        let Some(Event::Request(new)) = cm.poll_event() else { panic!() };
+        assert_eq!((new.qpn, mads(cm)), (old.qpn, vec![]));
+        cm.accept(net.now, new.conn, &Accept::new(qp(0x22))).unwrap();
+        let (_, sent) = one(cm);
+        let Message::Rep(rep) = message(&sent) else { panic!() };
+        assert_eq!((rep.remote_comm_id, cm.half_open()), (local_comm_id, 1));
+    }
+}
+
+#[test]
 fn an_initiator_that_gives_up() {
     let mut net = Net::pair(Faults::default(), 14);
     net.hosts[1].cm.listen(SERVICE, 1).unwrap();
@@ -1006,6 +1031,141 @@ fn two_ports_of_one_address_know_each_other_by_their_tokens() {
         net.hosts[0].cm.disconnect(net.now, b.conn).unwrap();
         net.run(ms(10));
         assert!(net.nowhere.is_empty(), "{:?}", net.nowhere);
+    }
+}
+
+/// Host 0 has a REQ out, with these wishes; what it sent is given back.
+fn asked(wish: &Connect<'_>) -> (Cm, ConnId, [u8; MAD_LEN]) {
+    let mut cm = Cm::new(Config::new(1));
+    let conn = cm.connect(Instant::ZERO, wish).unwrap();
+    let (_, req) = one(&mut cm);
+    (cm, conn, req)
+}
+
+#[test]
+fn a_token_that_nobody_asked_for_is_private_data() {
+    let (mut cm, _, req) = asked(&connect(0x11, "10.0.0.2:4791"));
+    let mut data = vec![0; 184];
+    data.extend(token(9999, true).to_bytes());
+    let rep = Rep {
+        local_comm_id: 5,
+        remote_comm_id: message(&req).local_comm_id().unwrap(),
+        private_data: &data,
+        ..Rep::default()
+    };
+    cm.handle_mad(Instant::ZERO, address("10.0.0.2:1"), &mad(1, rep));
+    let Some(Event::Established(ready)) = cm.poll_event() else { panic!() };
+    assert_eq!((ready.token, ready.private_data), (None, data));
+    assert_eq!(ready.peer, address("10.0.0.2:4791"));
+}
+
+#[test]
+fn depths_and_retries_are_what_both_can() {
+    let mut net = Net::pair(Faults::default(), 23);
+    net.hosts[1].cm.listen(SERVICE, 1).unwrap();
+    let own = LocalQp {
+        responder_resources: 3,
+        initiator_depth: 50,
+        rnr_retry_count: 2,
+        flow_control: true,
+        ..qp(0x11)
+    };
+    let wish = Connect { qp: own, retry_count: 4, ..connect(0, "10.0.0.2:4791") };
+    net.hosts[0].cm.connect(net.now, &wish).unwrap();
+    net.run(ms(1));
+    let request = net.hosts[1].request();
+    assert_eq!((request.responder_resources, request.initiator_depth), (3, 50));
+    let theirs =
+        LocalQp { responder_resources: 20, initiator_depth: 100, rnr_retry_count: 5, ..qp(0x22) };
+    let yes = Accept { target_ack_delay: 19, ..Accept::new(theirs) };
+    net.hosts[1].cm.accept(net.now, request.conn, &yes).unwrap();
+    let (_, sent) = one(&mut net.hosts[1].cm);
+    let Message::Rep(rep) = message(&sent) else { panic!() };
+    // Not more than the other side serves.
+    assert_eq!((rep.responder_resources, rep.initiator_depth), (20, 3));
+    net.hosts[0].cm.handle_mad(net.now, address("10.0.0.2:1"), &sent);
+    net.run(ms(1));
+    let (a, b) = (net.hosts[0].established(), net.hosts[1].established());
+    assert_eq!((a.max_rd_atomic, a.max_dest_rd_atomic), (20, 3));
+    assert_eq!((b.max_rd_atomic, b.max_dest_rd_atomic), (3, 20));
+    // Each makes the RNR retries that the other asks for; both the initiator's other ones.
+    assert_eq!((a.rnr_retry_count, b.rnr_retry_count), (5, 2));
+    assert_eq!((a.retry_count, b.retry_count), (4, 4));
+    assert_eq!((a.flow_control, b.flow_control), (false, true));
+    // The delay counts where it is as long as the way.
+    assert_eq!((a.ack_timeout, b.ack_timeout), (20, 19));
+}
+
+#[test]
+fn a_rep_is_sent_as_the_initiator_wishes() {
+    let (_, _, sent) = asked(&connect(0x11, "10.0.0.2:4791"));
+    let Message::Req(req) = message(&sent) else { panic!() };
+    // It answers within 268 ms, and wants no more than 3 more.
+    let req = Req { local_cm_timeout: 16, max_cm_retries: 3, ..req };
+    let mut cm = Cm::new(Config::new(2));
+    cm.listen(SERVICE, 1).unwrap();
+    let mut now = Instant::ZERO;
+    cm.handle_mad(now, address("10.0.0.1:1"), &mad(1, req));
+    let Some(Event::Request(request)) = cm.poll_event() else { panic!() };
+    cm.accept(now, request.conn, &Accept::new(qp(0x22))).unwrap();
+    let mut waits = Vec::new();
+    while cm.poll_event().is_none() {
+        let next = cm.poll_timeout().unwrap();
+        waits.push((next - now).as_millis());
+        now = next;
+        cm.handle_timeout(now);
+    }
+    assert_eq!(waits, [250, 268, 268, 268]);
+    // Four REPs and a REJ.
+    assert_eq!(mads(&mut cm).len(), 5);
+}
+
+#[test]
+fn asking_again_does_not_give_the_program_more_time() {
+    let (_, _, req) = asked(&connect(0x11, "10.0.0.2:4791"));
+    let mut cm = Cm::new(Config::new(2));
+    cm.listen(SERVICE, 1).unwrap();
+    let from = address("10.0.0.1:1");
+    cm.handle_mad(Instant::ZERO, from, &req);
+    cm.handle_mad(Instant::ZERO, from, &req);
+    let end = cm.poll_timeout().unwrap();
+    assert_eq!((end - Instant::ZERO).as_secs(), 68);
+    cm.handle_mad(Instant::ZERO + ms(1000), from, &req);
+    assert_eq!(cm.poll_timeout(), Some(end));
+    let all = mads(&mut cm);
+    assert!(all.len() == 2 && all[0] == all[1]);
+    assert!(matches!(message(&all[0].1), Message::Mra(_)));
+}
+
+#[test]
+fn a_rep_with_names_of_another_connection() {
+    for same_id in [false, true] {
+        let mut net = Net::pair(Faults::default(), 24);
+        let (a, _) = net.connected();
+        let their_id = *net.hosts[1].ids.keys().next().unwrap();
+        let cm = &mut net.hosts[0].cm;
+        let again = cm.connect(net.now, &connect(0x12, "10.0.0.2:4791")).unwrap();
+        let (_, req) = one(cm);
+        let rep = Rep {
+            local_comm_id: if same_id { their_id } else { !their_id },
+            remote_comm_id: message(&req).local_comm_id().unwrap(),
+            qpn: if same_id { Qpn(0x23) } else { a.remote_qpn },
+            ..Rep::default()
+        };
+        cm.handle_mad(net.now, address("10.0.0.2:1"), &mad(1, rep));
+        let want = if same_id { Reason::DUPLICATE_COMM_ID } else { Reason::STALE_CONNECTION };
+        let Some(Event::Rejected(no)) = cm.poll_event() else { panic!() };
+        assert_eq!((no.conn, no.reason), (again, want));
+        // The old one is closed, the new one rejected.
+        let sent = mads(cm);
+        let [Message::Dreq(dreq), Message::Rej(rej)] = [message(&sent[0].1), message(&sent[1].1)]
+        else {
+            panic!("{sent:?}")
+        };
+        assert_eq!((dreq.remote_comm_id, rej.reason, rej.message), (their_id, want, Rej::REP));
+        net.launch(net.hosts[0].addr, net.hosts[1].addr, sent[0].1);
+        net.run(ms(10));
+        assert_eq!(net.hosts[0].only(), Event::Disconnected { conn: a.conn, ended: Ended::Stale });
     }
 }
 
@@ -1205,6 +1365,15 @@ fn a_driver_that_fetches_nothing_costs_nothing() {
     assert!(events <= 101, "{events}");
     assert!(mads(&mut cm).len() <= 100);
     assert!(cm.stats().crowded > 900);
+    // Answers that keep no state wait no longer than others: the oldest are lost.
+    cm.unlisten(SERVICE);
+    mads(&mut cm);
+    for n in 0..1000 {
+        let (from, req) = foreign_req(n);
+        cm.handle_mad(Instant::ZERO, from, &req);
+    }
+    let (to, _) = mads(&mut cm)[0];
+    assert_eq!((cm.stats().overflowed, to), (900, address("10.1.3.132:4791")));
 }
 
 #[test]
@@ -1431,6 +1600,34 @@ impl Names {
     }
 }
 
+/// Takes out the first of `waiting` that is the kind of message that `like` is.
+#[track_caller]
+fn take_like(
+    waiting: &mut Vec<(SocketAddr, [u8; MAD_LEN])>,
+    like: Message<'_>,
+) -> (SocketAddr, [u8; MAD_LEN]) {
+    let found = waiting.iter().position(|(_, mad)| message(mad).attribute() == like.attribute());
+    waiting.remove(found.unwrap_or_else(|| panic!("{waiting:?} instead of {like:?}")))
+}
+
+/// Both ends may disconnect at once: then the server's DREQ left before the client's came, though
+/// a capture at the client has them the other way round.
+fn as_the_server_saw_it(seen: &[Seen]) -> Vec<Seen> {
+    let mut seen = seen.to_vec();
+    let server = seen[0].to;
+    for i in 1..seen.len() {
+        let (Message::Dreq(theirs), Message::Dreq(own)) =
+            (seen[i - 1].message(), seen[i].message())
+        else {
+            continue;
+        };
+        if seen[i].from.ip() == server && own.remote_comm_id == theirs.local_comm_id {
+            seen.swap(i - 1, i);
+        }
+    }
+    seen
+}
+
 /// What a REP of the kernel says, as an answer of ours.
 fn as_accept<'a>(rep: &Rep<'a>) -> Accept<'a> {
     let qp = LocalQp {
@@ -1450,6 +1647,7 @@ fn as_accept<'a>(rep: &Rep<'a>) -> Accept<'a> {
 fn in_the_place_of_the_kernels_server() {
     let mut counts: BTreeMap<u16, usize> = BTreeMap::new();
     for seen in captures() {
+        let seen = as_the_server_saw_it(&seen);
         let server = seen[0].to;
         let guid = seen.iter().find_map(|seen| match seen.message() {
             Message::Rep(rep) => Some(rep.ca_guid),
@@ -1460,7 +1658,13 @@ fn in_the_place_of_the_kernels_server() {
             // Who listens is what the answers say.
             match one.message() {
                 Message::Req(req) => {
-                    let nobody = |seen: &Seen| matches!(seen.message(), Message::Rej(rej) if rej.reason == Reason::INVALID_SERVICE_ID && rej.remote_comm_id == req.local_comm_id);
+                    let nobody = |seen: &Seen| match seen.message() {
+                        Message::Rej(rej) => {
+                            rej.reason == Reason::INVALID_SERVICE_ID
+                                && rej.remote_comm_id == req.local_comm_id
+                        }
+                        _ => false,
+                    };
                     if !seen.iter().any(nobody) {
                         let _ = cm.listen(req.service_id, 8);
                     }
@@ -1477,7 +1681,7 @@ fn in_the_place_of_the_kernels_server() {
         let (mut ours, mut theirs) = (Names::default(), Names::default());
         let mut conns: BTreeMap<u64, ConnId> = BTreeMap::new();
         let mut requests: BTreeMap<u64, Request> = BTreeMap::new();
-        let mut told = BTreeMap::new();
+        let (mut told, mut waiting) = (BTreeMap::new(), Vec::new());
         for one in &seen {
             let _ = cm.poll_timeout().filter(|&at| at <= one.at).map(|_| cm.handle_timeout(one.at));
             if one.from.ip() != server {
@@ -1499,23 +1703,19 @@ fn in_the_place_of_the_kernels_server() {
                     }
                     _ => {}
                 }
-                let sent = mads(&mut cm);
-                let sent: Vec<_> = sent
-                    .iter()
-                    .filter(|(_, mad)| !matches!(message(mad), Message::Mra(_)))
-                    .collect();
-                let [(to, mad)] = sent[..] else { panic!("{sent:?} for {one:?}") };
-                assert_eq!(*to, SocketAddr::new(one.to, 4791));
-                if let (Message::Rep(own), Message::Rep(rxe)) = (message(mad), one.message()) {
+                waiting.extend(mads(&mut cm));
+                let (to, mad) = take_like(&mut waiting, one.message());
+                assert_eq!(to, SocketAddr::new(one.to, 4791));
+                if let (Message::Rep(own), Message::Rep(rxe)) = (message(&mad), one.message()) {
                     ours.0.insert(rxe.local_comm_id, own.local_comm_id);
                     theirs.0.insert(own.local_comm_id, rxe.local_comm_id);
                     let conn = requests[&one.tid()].conn;
                     conns.insert(rxe.remote_comm_id.into(), conn);
                 }
-                if let (Message::Rej(own), Message::Rej(rxe)) = (message(mad), one.message()) {
+                if let (Message::Rej(own), Message::Rej(rxe)) = (message(&mad), one.message()) {
                     theirs.0.insert(own.local_comm_id, rxe.local_comm_id);
                 }
-                let mut mad = theirs.translate(mad);
+                let mut mad = theirs.translate(&mad);
                 if let Message::Dreq(_) = one.message() {
                     mad[8..16].copy_from_slice(&one.mad[8..16]);
                 }
@@ -1558,8 +1758,12 @@ fn in_the_place_of_the_kernels_server() {
                 }
             }
         }
+        waiting.extend(mads(&mut cm));
+        waiting.retain(|(_, mad)| !matches!(message(mad), Message::Mra(_)));
+        assert_eq!(waiting, [], "{:?}", seen[0]);
         let ready = told.values().filter(|told: &&Told| told.established.is_some()).count();
-        let rtus = seen.iter().filter(|seen| matches!(seen.message(), Message::Rtu(_))).count();
+        let rtus = seen.iter().filter(|seen| matches!(seen.message(), Message::Rtu(_)));
+        let rtus = rtus.map(|seen| seen.mad).collect::<BTreeSet<_>>().len();
         assert_eq!(ready, rtus, "each RTU makes a connection");
     }
     for attribute in [cm::REP, cm::REJ, cm::DREP, cm::SIDR_REP] {
@@ -1580,13 +1784,17 @@ fn in_the_place_of_the_kernels_client() {
         let mut cm = Cm::new(Config { ca_guid: guid.unwrap_or(0), ..Config::new(6) });
         let (mut ours, mut theirs) = (Names::default(), Names::default());
         let mut conns: BTreeMap<u32, ConnId> = BTreeMap::new();
-        let mut told = BTreeMap::new();
+        let (mut told, mut waiting) = (BTreeMap::new(), Vec::new());
+        let (mut before, mut tids) = (BTreeSet::new(), BTreeMap::new());
         let peer = SocketAddr::new(server, 4791);
         for one in &seen {
+            // The network has doubled it.
+            if !before.insert(one.mad) && one.from.ip() == client {
+                continue;
+            }
             if one.from.ip() != client {
                 cm.handle_mad(one.at, one.from, &ours.translate(&one.mad));
             } else {
-                let mut own_tid = false;
                 match one.message() {
                     Message::Req(req) if !conns.contains_key(&req.local_comm_id) => {
                         let (ip, data) = one.message().ip_cm().unwrap();
@@ -1615,7 +1823,6 @@ fn in_the_place_of_the_kernels_client() {
                         };
                         let conn = cm.connect(one.at, &wish).unwrap();
                         conns.insert(req.local_comm_id, conn);
-                        own_tid = true;
                     }
                     Message::SidrReq(req) => {
                         let (ip, data) = one.message().ip_cm().unwrap();
@@ -1629,28 +1836,28 @@ fn in_the_place_of_the_kernels_client() {
                         };
                         let conn = cm.resolve(one.at, &wish).unwrap();
                         conns.insert(req.request_id, conn);
-                        own_tid = true;
                     }
                     Message::Dreq(dreq) => {
                         cm.disconnect(one.at, conns[&dreq.local_comm_id]).unwrap();
-                        own_tid = true;
                     }
                     _ => {}
                 }
-                let sent = mads(&mut cm);
-                let [(to, mad)] = sent[..] else { panic!("{sent:?} for {one:?}") };
+                waiting.extend(mads(&mut cm));
+                let (to, mad) = take_like(&mut waiting, one.message());
                 assert_eq!(to, peer);
                 let own = message(&mad).local_comm_id().unwrap();
                 let rxe = one.message().local_comm_id().unwrap();
                 ours.0.insert(rxe, own);
                 theirs.0.insert(own, rxe);
                 let mut mad = theirs.translate(&mad);
-                if own_tid {
-                    mad[8..16].copy_from_slice(&one.mad[8..16]);
-                } else {
-                    // Of the transaction that is ours all the way.
-                    mad[8..16].copy_from_slice(&one.mad[8..16]);
+                // The transactions that it begins are its own, and answers are of those they answer.
+                let (own_tid, tid) = (Mad::parse(&mad).unwrap().header.tid(), one.tid());
+                match one.message() {
+                    Message::Rtu(_) => assert_eq!(own_tid, tids[&tid]),
+                    Message::Drep(_) => assert_eq!(own_tid, tid),
+                    _ => drop(tids.insert(tid, own_tid)),
                 }
+                mad[8..16].copy_from_slice(&one.mad[8..16]);
                 // The flow label is random: 20 bits.
                 if let Message::Req(_) = one.message() {
                     mad[112..114].copy_from_slice(&one.mad[112..114]);
@@ -1681,6 +1888,8 @@ fn in_the_place_of_the_kernels_client() {
                 }
             }
         }
+        waiting.extend(mads(&mut cm));
+        assert_eq!(waiting, [], "{:?}", seen[0]);
         assert!(told.values().all(|told| told.over.is_some() || told.established.is_some()));
         assert_eq!(told.len(), conns.len());
     }

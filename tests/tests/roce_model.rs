@@ -524,10 +524,15 @@ fn check(outcome: &Outcome, seed: u64) {
     }
 }
 
+/// How many seeds are tried: `$USERDMA_SEEDS`, or a few.
+fn seeds(few: u64) -> u64 {
+    std::env::var("USERDMA_SEEDS").map_or(few, |many| many.parse().expect("a number of seeds"))
+}
+
 #[test]
 fn both_memories_equal_the_model() {
     let (mut lost, mut dup, mut reordered, mut resent, mut rnr) = (0, 0, 0, 0, 0);
-    for seed in 0..240 {
+    for seed in 0..seeds(240) {
         let faults = match seed % 4 {
             0 => Faults { loss: 0, dup: 0, reorder: 0 },
             1 => Faults { loss: 100, dup: 100, reorder: 100 },
@@ -558,7 +563,7 @@ fn both_memories_equal_the_model() {
 #[test]
 fn who_gives_up_had_reason_to() {
     let mut given_up = 0;
-    for seed in 0..100 {
+    for seed in 0..seeds(100) {
         let faults = Faults { loss: 3, dup: 20, reorder: 20 };
         let s = Settings { seed, count: 20, longest: 2_000, faults, retry_cnt: 1 };
         let outcome = run(&s);

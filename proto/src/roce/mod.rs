@@ -72,6 +72,7 @@
 //! What loses packets is repeated from the first one lost on (go-back-N), whoever the peer is.
 
 pub mod cm;
+pub mod congestion;
 pub mod port;
 mod qp;
 mod requester;

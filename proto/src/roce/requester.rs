@@ -18,7 +18,8 @@ use alloc::collections::VecDeque;
 use core::time::Duration;
 
 use super::{
-    Completion, Config, PathMtu, Qp, Reason, Received, Train, Window,
+    Attributes, Completion, Config, Qp, Reason, Received, Train, Window,
+    qp::canonical,
     responder::scatter,
     transmit::{Limit, Source, packet_len},
 };
@@ -263,7 +264,7 @@ impl Requester {
 impl Qp {
     /// Checks a work request as far as verbs do at the call, and queues it.
     pub(super) fn push_send(&mut self, wr: SendWr, tag: u64) -> Result<(), PostError> {
-        let len = check_post(&wr, &self.config, self.attr.path_mtu, self.attr.max_rd_atomic)?;
+        let len = check_post(&wr, &self.config, &self.attr)?;
         if self.tx.queue.len() >= self.config.max_send_wr {
             return Err(PostError::QueueFull { max: self.config.max_send_wr });
         }
@@ -598,7 +599,7 @@ impl Qp {
                 break;
             };
             let ends = match work.dest {
-                Some(dest) => (self.attr.local, super::qp::canonical(dest.addr)),
+                Some(dest) => (self.attr.local, canonical(dest.addr)),
                 None => self.ends(),
             };
             let len = packet_len(&plan.headers, plan.len);
@@ -819,12 +820,7 @@ fn rc_opcode(op: &SendOp, first: bool, last: bool) -> Opcode {
 }
 
 /// What is wrong with a request is said at the call; its length where nothing is.
-fn check_post(
-    wr: &SendWr,
-    config: &Config,
-    mtu: PathMtu,
-    max_rd_atomic: u8,
-) -> Result<u32, PostError> {
+fn check_post(wr: &SendWr, config: &Config, attr: &Attributes) -> Result<u32, PostError> {
     let transport = match config.kind {
         QpType::Rc => "RoCEv2 RC",
         QpType::Uc => "RoCEv2 UC",
@@ -847,7 +843,7 @@ fn check_post(
     let have = wr.payload.len();
     let max = match config.kind {
         QpType::Rc | QpType::Uc => MAX_MESSAGE,
-        QpType::Ud => mtu.octets(),
+        QpType::Ud => attr.path_mtu.octets(),
     };
     let len = match u32::try_from(have) {
         Ok(len) if len <= max => len,
@@ -867,6 +863,11 @@ fn check_post(
             QpType::Ud => "a datagram needs a destination (SendWr::to)",
             QpType::Rc | QpType::Uc => "a connection has its peer: only UD requests name one",
         }));
+    }
+    if wr.dest.is_some_and(|to| canonical(to.addr).is_ipv4() != attr.local.is_ipv4()) {
+        return Err(PostError::Invalid(
+            "the destination is not of the queue pair's address family",
+        ));
     }
     let inline = matches!(wr.payload, Payload::Inline(_));
     let aligned = |addr: u64| {
@@ -911,7 +912,7 @@ fn check_post(
             | SendOp::Flush { .. }
             | SendOp::AtomicWrite(_)
     );
-    if awaits && max_rd_atomic == 0 {
+    if awaits && attr.max_rd_atomic == 0 {
         return Err(PostError::Invalid("READs and atomics are off: max_rd_atomic is 0"));
     }
     Ok(len)

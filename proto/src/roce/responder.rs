@@ -173,10 +173,15 @@ impl Qp {
             }
             return;
         }
+        if self.rx.answers.len() > self.most_answers() && awaits_answer(bth.opcode()) {
+            // More than a peer may ask for before it is answered: as good as lost.
+            return;
+        }
         match self.execute(received, mem) {
             Ok(()) => {
                 self.rx.nak_sent = false;
-                if bth.ack_req() {
+                // What is answered otherwise is acknowledged by that.
+                if bth.ack_req() && !awaits_answer(bth.opcode()) {
                     self.acknowledge_all();
                 }
             }
@@ -188,6 +193,11 @@ impl Qp {
             }
             Err(Refusal::Nak(code)) => self.refuse(expected, code),
         }
+    }
+
+    /// How many answers are queued at most: each resource twice, and acknowledgements between them.
+    fn most_answers(&self) -> usize {
+        4 * usize::from(self.attr.max_dest_rd_atomic) + 2
     }
 
     /// The last NAK: nothing is carried out from here on.
@@ -257,8 +267,7 @@ impl Qp {
         let Some(info) = headers.bth.opcode().info() else {
             return;
         };
-        // What may be queued at a time: each resource twice, and acknowledgements between them.
-        let full = self.rx.answers.len() > 4 * usize::from(self.attr.max_dest_rd_atomic);
+        let full = self.rx.answers.len() > self.most_answers();
         match info.operation {
             Operation::ReadRequest => self.read_again(psn, headers, full, mem),
             Operation::CmpSwap
@@ -672,6 +681,11 @@ impl Qp {
             }
         }
     }
+}
+
+/// Whether a request is answered by more than an ACK.
+fn awaits_answer(opcode: Opcode) -> bool {
+    opcode.info().is_some_and(|info| !matches!(info.operation, Operation::Send | Operation::Write))
 }
 
 /// Stores `data` from `offset` of the list on.

@@ -13,6 +13,7 @@ use crate::{
     wire::{
         ids::Gid,
         roce::{
+            aeth::NakCode,
             deth::Deth,
             grh::Grh,
             opcode::{Info, Operation},
@@ -66,6 +67,10 @@ impl Qp {
             }
             Err(Refusal::Nak(_)) if self.rx.receive_is_bad() => {
                 self.enter_error(Reason::Receive);
+            }
+            Err(Refusal::Nak(NakCode::REMOTE_ACCESS)) => {
+                self.stats.access_errors += 1;
+                self.give_up_message();
             }
             Err(Refusal::Nak(_)) => {
                 self.stats.malformed += 1;

@@ -9,6 +9,7 @@ pub mod ib;
 pub mod ids;
 pub mod iwarp;
 pub mod mad;
+pub mod pcapng;
 pub mod roce;
 
 use core::fmt;

@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-/// Where a connection is in its life (IBTA vol. 1, 12.9.5 and 12.9.6).
+/// Where a connection is in its life (IBTA vol. 1, 12.9).
 ///
 /// ```text
 ///  active:  connect                            passive:  REQ

@@ -305,7 +305,7 @@ impl Cm {
         let Some(listener) = self.listeners.remove(&service_id) else { return false };
         if let Listener::Connections { waiting, .. } = listener {
             for id in waiting {
-                self.drop_half_open(id, Reason::INVALID_SERVICE_ID);
+                self.drop_half_open(id, Some(Reason::INVALID_SERVICE_ID));
             }
         }
         true
@@ -390,7 +390,7 @@ impl Cm {
     }
 
     /// A packet came for the queue pair `qpn` from its peer: as good as RTU, which may be lost
-    /// (IBTA vol. 1, 12.9.6).
+    /// (IBTA vol. 1, 12.9).
     pub fn handle_established(&mut self, qpn: Qpn) {
         if let Some(&id) = self.index.awaiting_rtu.get(&qpn) {
             self.establish(id, &[]);
@@ -747,17 +747,19 @@ impl Cm {
         self.send_until_answered(now, id, State::DreqSent, tid, dreq);
     }
 
-    /// Drops a half-open connection at once.
-    pub(super) fn drop_half_open(&mut self, id: ConnId, reason: Reason) {
+    /// Drops a half-open connection at once. The peer is told why, if it is to be.
+    pub(super) fn drop_half_open(&mut self, id: ConnId, reason: Option<Reason>) {
         let Some(conn) = self.conns.get(&id) else { return };
-        let rej = Rej {
-            local_comm_id: conn.local_id,
-            remote_comm_id: conn.remote_id.unwrap_or(0),
-            message: Rej::REQ,
-            reason,
-            ..Rej::default()
-        };
-        self.outbox.message(conn.peer, conn.tid, rej);
+        if let Some(reason) = reason {
+            let rej = Rej {
+                local_comm_id: conn.local_id,
+                remote_comm_id: conn.remote_id.unwrap_or(0),
+                message: Rej::REQ,
+                reason,
+                ..Rej::default()
+            };
+            self.outbox.message(conn.peer, conn.tid, rej);
+        }
         self.events.push_back(Event::Dropped { conn: id });
         self.remove(id);
     }

@@ -18,7 +18,9 @@
 //!
 //! What strangers can do is bounded: connections, half-open ones (the oldest goes first), waiting
 //! MADs and events. Requests that nobody listens for, and questions for UD services, keep no state.
-//! IDs cannot be guessed, and a message for a connection counts only from its peer's address.
+//! IDs cannot be guessed, and a message for a connection counts only from its peer's address. Who
+//! can forge that address, and knows or guesses the peer's queue pair (24 bits), can have the
+//! connection closed as stale: that is the protocol's own rule (IBTA vol. 1, 12.9).
 //!
 //! Two managers and no network at all:
 //!

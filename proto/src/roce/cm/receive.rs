@@ -111,7 +111,7 @@ impl Cm {
             self.stats.no_listener += 1;
             return self.reject_req(sender, req, Reason::INVALID_SERVICE_ID, &[]);
         };
-        // IBTA vol. 1, 12.9.8.3.1: a connection to that queue pair is forgotten by the peer.
+        // IBTA vol. 1, 12.9: a connection to that queue pair is forgotten by the peer.
         let key = (peer.ip().to_canonical(), peer.port(), req.qpn);
         if let Some(&id) = self.index.remote_qpn.get(&key)
             && self.displace(now, id)
@@ -231,7 +231,8 @@ impl Cm {
             // Active: by now its peer has forgotten it.
             State::ReqSent | State::SidrSent => true,
             State::Requested { .. } | State::RepSent => {
-                self.drop_half_open(id, Reason::STALE_CONNECTION);
+                // A REJ would reach the newcomer, if it has the same ID.
+                self.drop_half_open(id, None);
                 false
             }
             State::Refused | State::TimeWait => {
@@ -256,7 +257,7 @@ impl Cm {
         };
         if let Some(id) = full.or_else(oldest) {
             self.stats.crowded += 1;
-            self.drop_half_open(id, Reason::NO_RESOURCES);
+            self.drop_half_open(id, Some(Reason::NO_RESOURCES));
         }
     }
 
@@ -570,7 +571,7 @@ impl Cm {
     }
 
     /// Answers a message for a connection that there is not: a DREQ has what it wants, others get
-    /// REJ 6 (IBTA vol. 1, 12.9.8.3).
+    /// REJ 6 (IBTA vol. 1, 12.9).
     fn answer_unknown(&mut self, sender: Sender, message: &Message<'_>) {
         self.stats.stray += 1;
         if let Message::Dreq(dreq) = message {

@@ -1,0 +1,62 @@
+//! Random numbers by a seed.
+
+use super::impairments::Probability;
+
+/// A generator (splitmix64, Steele, Lea and Flood 2014): a counter, well mixed.
+#[derive(Debug, Clone)]
+pub(super) struct Dice(u64);
+
+impl Dice {
+    /// Step of the counter: 2^64 over the golden ratio.
+    const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+    /// One of the generators that a seed stands for.
+    pub(super) const fn new(seed: u64, stream: u64) -> Self {
+        Self(mix(seed ^ mix(stream.wrapping_add(Self::STEP))))
+    }
+
+    pub(super) const fn draw(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(Self::STEP);
+        mix(self.0)
+    }
+
+    /// A number below `n`; 0 if `n` is 0.
+    pub(super) const fn below(&mut self, n: u64) -> u64 {
+        ((self.draw() as u128 * n as u128) >> 64) as u64
+    }
+
+    pub(super) fn chance(&mut self, p: Probability) -> bool {
+        p > Probability::NEVER && self.below(Probability::ALWAYS.ppb().into()) < p.ppb().into()
+    }
+}
+
+const fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The first numbers for seed 1234567 as published with the algorithm.
+    #[test]
+    fn numbers_are_those_of_splitmix64() {
+        let mut dice = Dice(1_234_567);
+        let found = [dice.draw(), dice.draw(), dice.draw()];
+        assert_eq!(
+            found,
+            [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]
+        );
+    }
+
+    #[test]
+    fn chances_are_kept() {
+        let mut dice = Dice::new(1, 1);
+        let p = Probability::percent(5);
+        let hits = (0..100_000).filter(|_| dice.chance(p)).count();
+        assert!((4_700..5_300).contains(&hits), "{hits}");
+        assert!(!dice.chance(Probability::NEVER) && dice.chance(Probability::ALWAYS));
+    }
+}
