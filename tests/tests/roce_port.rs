@@ -967,6 +967,40 @@ fn strict_and_lenient() {
 }
 
 #[test]
+fn a_marked_packet_is_told_to_its_sender() {
+    for seed in 0..2 {
+        let mut net = Net::pair(seed);
+        net.listen(1);
+        let qps = net.connected(QpType::Rc);
+        let cnps = |net: &Net, i: usize| {
+            let stats = net.hosts[i].port.stats();
+            (stats.cnps_sent, stats.cnps_received)
+        };
+        for n in 0..4 {
+            net.hosts[1].port.post_recv(qps[1], RecvWr::new(n, []), 0).unwrap();
+            net.hosts[0].port.post_send(qps[0], SendWr::inline(n, SendOp::Send, b""), 0).unwrap();
+        }
+        net.transmit(0);
+        while let Some(Reverse(flying)) = net.sky.pop() {
+            let (host, to) = (&mut net.hosts[1], Some(flying.to.ip()));
+            host.port.handle_datagram(net.now, flying.from, to, 0b11, &flying.octets, &host.mem);
+        }
+        net.run(|net| net.hosts[0].wcs.len() == 4);
+        // One for all four, with a good ICRC, for the queue pair that sent them.
+        assert_eq!((cnps(&net, 0), cnps(&net, 1)), ((0, 1), (1, 0)));
+        net.now = net.now + Duration::from_micros(50);
+        net.hosts[1].port.post_recv(qps[1], RecvWr::new(9, []), 0).unwrap();
+        net.hosts[0].port.post_send(qps[0], SendWr::inline(9, SendOp::Send, b""), 0).unwrap();
+        net.transmit(0);
+        let Some(Reverse(flying)) = net.sky.pop() else { panic!("a packet") };
+        let (host, to) = (&mut net.hosts[1], Some(flying.to.ip()));
+        host.port.handle_datagram(net.now, flying.from, to, 0b11, &flying.octets, &host.mem);
+        net.run(|net| net.hosts[0].wcs.len() == 5);
+        assert_eq!((cnps(&net, 0), cnps(&net, 1)), ((0, 2), (2, 0)));
+    }
+}
+
+#[test]
 fn random_and_mutated_packets_do_no_harm() {
     for seed in 0..4 {
         let mut net = Net::pair(seed);

@@ -29,7 +29,8 @@
 //! the ICRC covers (see [`icrc`](crate::wire::roce::icrc)); whether a peer sets DF is learnt from
 //! its first good packet, and from then on it is held to that.
 //!
-//! **Whose turn it is.** MADs go first. Queue pairs that may have something to send stand in a
+//! **Whose turn it is.** MADs go first, then congestion notifications: a connected queue pair whose
+//! packets come marked by a router says so to its peer, at most once in 50 µs. Queue pairs that may have something to send stand in a
 //! line, and each sends one train; those that have nothing cost nothing. Timers stand in a sorted
 //! set: [`Port::poll_timeout`] may name a time too early, never one too late.
 //!
@@ -111,6 +112,7 @@ use crate::{
         roce::{
             Headers, Packet,
             bth::Bth,
+            cnp::Cnp,
             deth::Deth,
             opcode::{Opcode, Transport},
         },
@@ -119,6 +121,9 @@ use crate::{
 
 /// The partition of QP 1.
 const DEFAULT_PKEY: PKey = PKey(0xffff);
+
+/// ECN bits of a packet that met congestion.
+const CONGESTION: u8 = 0b11;
 
 /// Everything behind one UDP socket. See the [module](self) for the driver's loop.
 #[derive(Debug)]
@@ -133,6 +138,8 @@ pub struct Port {
     events: VecDeque<Event>,
     /// Queue pairs that may have something to send.
     ready: VecDeque<Qpn>,
+    /// Queue pairs whose peer is to be told of congestion.
+    cnps: VecDeque<Qpn>,
     /// Queue pairs that have completions.
     finished: VecDeque<Qpn>,
     /// When to look after whose timer.
@@ -154,6 +161,7 @@ impl Port {
             links: BTreeMap::new(),
             events: VecDeque::new(),
             ready: VecDeque::new(),
+            cnps: VecDeque::new(),
             finished: VecDeque::new(),
             alarms: BTreeSet::new(),
             mad_psn,
@@ -417,6 +425,11 @@ impl Port {
             return;
         }
         self.stats.cnps_received += u64::from(is_cnp);
+        let is_marked = received.ecn & 0b11 == CONGESTION && !is_cnp && kind != QpType::Ud;
+        if is_marked && slot.notification.on_marked(now) && !slot.cnp_due {
+            slot.cnp_due = true;
+            self.cnps.push_back(qpn);
+        }
         if slot.held && !is_cnp {
             // As good as the RTU.
             self.cm.handle_established(qpn);
@@ -459,7 +472,8 @@ impl Port {
         limits: Limits,
         train: &mut Train,
     ) -> Option<Destination> {
-        let sent = self.transmit_mad(mem, train).or_else(|| {
+        let first = self.transmit_mad(mem, train).or_else(|| self.transmit_cnp(mem, train));
+        let sent = first.or_else(|| {
             // Each has its turn at most once: who has nothing leaves the line.
             while let Some(qpn) = self.ready.pop_front() {
                 if let Some(destination) = self.transmit_qp(now, qpn, mem, limits, train) {
@@ -499,6 +513,31 @@ impl Port {
             train.clear();
             if train.push((from, to), &mut headers, Source::Bytes(&mad), mem, scope).is_ok() {
                 return Some(Destination { to, from, tos: 0, scope });
+            }
+        }
+        None
+    }
+
+    /// The next congestion notification (IBTA vol. 1, annex A17.9.1).
+    fn transmit_cnp<M: Memory + ?Sized>(
+        &mut self,
+        mem: &M,
+        train: &mut Train,
+    ) -> Option<Destination> {
+        while let Some(qpn) = self.cnps.pop_front() {
+            let Some(slot) = self.slots.get_mut(qpn) else { continue };
+            slot.cnp_due = false;
+            let (attr, scope) = (slot.qp.attributes(), slot.qp.config().scope);
+            if matches!(slot.qp.state(), QpState::Reset | QpState::Init) {
+                continue;
+            }
+            let cnp = Cnp::new(attr.pkey, attr.dest_qp);
+            let (mut headers, ends) = (Headers::new(cnp.bth), (attr.local, attr.peer));
+            train.clear();
+            if train.push(ends, &mut headers, Source::Bytes(&cnp.reserved), mem, scope).is_ok() {
+                self.stats.cnps_sent += 1;
+                let tos = slot.traffic_class & !0b11;
+                return Some(Destination { to: attr.peer, from: attr.local, tos, scope });
             }
         }
         None

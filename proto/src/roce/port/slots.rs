@@ -7,7 +7,7 @@
 use alloc::{collections::VecDeque, vec::Vec};
 
 use crate::{
-    roce::{Config, Qp, cm::ConnId},
+    roce::{Config, Qp, cm::ConnId, congestion::NotificationPoint},
     time::Instant,
     wire::ids::Qpn,
 };
@@ -37,6 +37,10 @@ pub(super) struct Slot {
     pub(super) finished: bool,
     /// When the port looks after its timer.
     pub(super) alarm: Option<Instant>,
+    /// When its peer is told of congestion.
+    pub(super) notification: NotificationPoint,
+    /// It is in the list of those whose peer is to be told now.
+    pub(super) cnp_due: bool,
     /// DSCP of its packets, in the upper six bits.
     pub(super) traffic_class: u8,
 }
@@ -94,6 +98,8 @@ impl Slots {
             ready: false,
             finished: false,
             alarm: None,
+            notification: NotificationPoint::default(),
+            cnp_due: false,
             traffic_class: 0,
         };
         self.live += 1;

@@ -367,6 +367,8 @@ pub struct Stats {
     pub mads_received: u64,
     /// Congestion notifications for a queue pair, from its peer.
     pub cnps_received: u64,
+    /// Congestion notifications given out.
+    pub cnps_sent: u64,
     /// Requests rejected because their path MTU is too large.
     pub mtu_rejected: u64,
     /// Requests rejected because too many events wait for the program.
