@@ -73,6 +73,7 @@
 
 pub mod cm;
 pub mod congestion;
+pub mod port;
 mod qp;
 mod requester;
 mod responder;
@@ -80,6 +81,7 @@ mod transmit;
 mod types;
 mod unreliable;
 
+pub use port::Port;
 pub use qp::Qp;
 pub use transmit::{MAX_TRAIN_OCTETS, Part, Train};
 pub use types::{

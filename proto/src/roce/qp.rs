@@ -371,7 +371,7 @@ impl Qp {
 }
 
 /// IBTA vol. 1, 10.9.3: the same partition, and at least one of both a full member.
-fn same_partition(a: PKey, b: PKey) -> bool {
+pub(super) fn same_partition(a: PKey, b: PKey) -> bool {
     (a.0 ^ b.0) & 0x7fff == 0 && (a.0 | b.0) & 0x8000 != 0
 }
 

@@ -445,6 +445,11 @@ impl Cm {
         &self.config
     }
 
+    /// 64 bits that strangers cannot guess, for the port that the manager is part of.
+    pub(in crate::roce) fn word(&mut self) -> u64 {
+        self.ids.word()
+    }
+
     // What follows is for the manager itself.
 
     pub(super) fn new_ids(&mut self) -> (u32, u64, u32) {
