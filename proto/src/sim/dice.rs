@@ -1,5 +1,7 @@
 //! Random numbers by a seed.
 
+use alloc::vec::Vec;
+
 use super::impairments::Probability;
 
 /// A generator (splitmix64, Steele, Lea and Flood 2014): a counter, well mixed.
@@ -23,6 +25,21 @@ impl Dice {
     /// A number below `n`; 0 if `n` is 0.
     pub(super) const fn below(&mut self, n: u64) -> u64 {
         ((self.draw() as u128 * n as u128) >> 64) as u64
+    }
+
+    /// True once in `n` times on average.
+    pub(super) const fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+
+    /// `len` octets.
+    pub(super) fn octets(&mut self, len: usize) -> Vec<u8> {
+        let mut out = Vec::with_capacity(len + 8);
+        while out.len() < len {
+            out.extend_from_slice(&self.draw().to_le_bytes());
+        }
+        out.truncate(len);
+        out
     }
 
     pub(super) fn chance(&mut self, p: Probability) -> bool {

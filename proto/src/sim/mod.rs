@@ -6,6 +6,7 @@
 //! * [`Network`]: hosts by their address, links between them, a packet a time; what crosses it can be
 //!   recorded as a capture.
 //! * [`EventQueue`]: what happens next, in virtual time.
+//! * [`roce`]: two machines with RoCEv2 queue pairs on such a network, judged by a model.
 //!
 //! The same seed and the same calls give the same result on every machine: no floating point, no
 //! hash, no clock. Each fault draws from a generator of its own, so that the packets that are lost
@@ -37,6 +38,7 @@ mod impairer;
 mod impairments;
 mod network;
 mod queue;
+pub mod roce;
 
 pub use impairer::{Counters, Fate, Impairer, Loss, Packet};
 pub use impairments::{
