@@ -11,7 +11,8 @@
 //! * [`iwarp`]: MPA start-up, DDP queues and RDMAP operations of one iWARP connection
 //!   (RFC 5044, 5041, 5040, 6581, 7306).
 //! * [`roce`]: RoCEv2 queue pairs, RC, UC and UD (IBTA vol. 1, chapter 9; annex A17), the
-//!   connection manager ([`roce::cm`]) and congestion control ([`roce::congestion`]).
+//!   connection manager ([`roce::cm`]), congestion control ([`roce::congestion`]), and everything
+//!   behind one UDP socket ([`roce::port`]).
 //! * `dissect` (feature of that name): captures, their frames, and what RDMA they carry.
 //! * `sim` (feature of that name): a network with faults, by a seed, in virtual time.
 //!

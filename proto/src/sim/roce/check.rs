@@ -112,9 +112,8 @@ fn begun(end: &End, own: &Plan, other: &Plan, died: bool) -> Result<(), String> 
     }
     let flushed = |wcs: &[Wc]| wcs.iter().all(|wc| wc.status == WcStatus::WR_FLUSH_ERR);
     let numbers = |wcs: &[Wc]| wcs.windows(2).all(|w| w[0].id + 1 == w[1].id);
-    let (failed, rest) = match &sends[sent..] {
-        [failed, rest @ ..] => (failed, rest),
-        [] => return Err("it is in the error state, and nothing failed".into()),
+    let [failed, rest @ ..] = &sends[sent..] else {
+        return Err("it is in the error state, and nothing failed".into());
     };
     equal(failed.status == WcStatus::RETRY_EXC_ERR, "how a send failed")?;
     equal(flushed(rest) && numbers(&sends[sent..]), "sends flushed once and in order")?;
