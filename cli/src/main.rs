@@ -1,13 +1,14 @@
 //! `userdma`: software RDMA peers over ordinary sockets, and a decoder of captures.
 //!
-//! One command a file: [`demo`], [`serve`], [`ping`], [`perf`]; [`dissect`] has a folder. What two
-//! of our own commands say to each other is in [`session`], what rping says in [`rping`]. Without
-//! the feature `peers` there is [`dissect`] alone, and nothing that opens a socket.
+//! One command a file: [`demo`], [`serve`], [`ping`], [`perf`], [`sim`]; [`dissect`] has a folder.
+//! What two of our own commands say to each other is in [`session`], what rping says in [`rping`].
+//! Without the feature `peers` there are [`dissect`] and [`sim`], and nothing that opens a socket.
 #![forbid(unsafe_code)]
 
 mod dissect;
-#[cfg_attr(not(feature = "peers"), allow(dead_code, reason = "the peers print more than dissect"))]
+#[cfg_attr(not(feature = "peers"), allow(dead_code, reason = "the peers print more than the rest"))]
 mod output;
+mod sim;
 
 #[cfg(feature = "peers")]
 mod bare;
@@ -54,7 +55,8 @@ Examples:
   userdma serve --listen 10.0.0.1       rping's server, and that of demo and perf
   userdma ping 10.0.0.1 -c 10           rping's client
   userdma perf --local --op write --size 1048576 --bw --baseline
-  userdma dissect x.pcap                what RDMA a capture carries")
+  userdma dissect x.pcap                what RDMA a capture carries
+  userdma sim --seed 7                  RoCEv2 through loss, simulated")
 )]
 struct Cli {
     #[command(subcommand)]
@@ -67,6 +69,7 @@ enum Command {
     #[command(flatten)]
     Peer(Peer),
     Dissect(dissect::Dissect),
+    Sim(sim::Sim),
 }
 
 /// The commands that have sockets.
@@ -117,6 +120,7 @@ fn run(command: Command) -> Result<ExitCode> {
         #[cfg(feature = "peers")]
         Command::Peer(peer) => run_peer(peer),
         Command::Dissect(args) => dissect::run(&args),
+        Command::Sim(args) => sim::run(&args),
     }
 }
 

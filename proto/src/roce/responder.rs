@@ -251,15 +251,22 @@ impl Qp {
         self.push_ack(last, self.positive());
     }
 
-    /// Queues an acknowledgement. One that is the last in the queue already is replaced: a batch of
-    /// packets is acknowledged once. But an ACK does not replace the NAK that it is older than.
+    /// Queues an acknowledgement. Those that are the last in the queue already are replaced: a batch
+    /// of packets is acknowledged once. But an ACK does not replace a NAK: what came behind the
+    /// packet that it names was dropped, and nothing else says so.
     fn push_ack(&mut self, psn: Psn, syndrome: Syndrome) {
         let new = Answer::Ack { psn, msn: self.rx.msn, syndrome };
-        match self.rx.answers.back_mut() {
-            Some(Answer::Ack { psn: last, .. }) if psn.is_before(*last) => {}
-            Some(last @ Answer::Ack { .. }) => *last = new,
-            _ => self.rx.answers.push_back(new),
+        let is_ack = matches!(syndrome, Syndrome::Ack(_));
+        while let Some(Answer::Ack { psn: last, syndrome: before, .. }) = self.rx.answers.back() {
+            if psn.is_before(*last) {
+                return;
+            }
+            if is_ack && !matches!(before, Syndrome::Ack(_)) {
+                break;
+            }
+            self.rx.answers.pop_back();
         }
+        self.rx.answers.push_back(new);
     }
 
     /// Queues an answer that was given before. Answers keep the order of their PSNs: one that
