@@ -328,15 +328,18 @@ impl Qp {
         if beyond || reth.dma_len() > MAX_MESSAGE {
             return;
         }
+        let mtu = self.attr.path_mtu.octets();
         for answer in &mut self.rx.answers {
-            // It is being answered: from this packet on once more.
-            if let Answer::Read { first, packets, next, rkey, fresh, .. } = answer
+            // It is being answered: what is before this packet has come, and it begins anew here.
+            if let Answer::Read { first, packets, next, rkey, fresh, addr, len, .. } = answer
                 && psn.since(*first) < *packets
                 && *rkey == reth.rkey()
             {
                 // The peer may have all of it by now, and its next READ needs the place.
                 *fresh = false;
-                *next = (*next).min(psn.since(*first));
+                let skip = psn.since(*first);
+                (*first, *packets, *next) = (psn, *packets - skip, 0);
+                (*addr, *len) = (addr.wrapping_add((skip * mtu).into()), *len - skip * mtu);
                 return;
             }
         }
