@@ -5,13 +5,13 @@ use zerocopy::FromBytes;
 use super::{
     CloseReason, Completion, Connection, RtrKinds, Shutdown,
     connection::Phase,
-    send::{Awaited, Inbound, Outstanding, RTR_STAG, Stage},
+    send::{Awaited, Inbound, Outstanding, RTR_STAG, Stage, pieces},
 };
 use crate::{
     mem::{AccessError, Memory, Scope},
     srq::ReceiveQueue,
     time::Instant,
-    verbs::{Access, Imm, Payload, Sge, Wc, WcOpcode, WcStatus, pieces},
+    verbs::{Access, Imm, Payload, Sge, Wc, WcOpcode, WcStatus},
     wire::{
         ids::{Msn, RKey},
         iwarp::{
