@@ -142,6 +142,24 @@ fn answers_asked_for_again_go_before_later_ones() {
     assert_eq!(lab.mem.bytes(OPEN)[..8], u64::from_ne_bytes([5; 8]).wrapping_add(1).to_ne_bytes());
 }
 
+/// A READ repeated from the middle is a request of its own: its first response is a FIRST, even if
+/// the one before is still being answered.
+#[test]
+fn a_read_repeated_while_it_is_answered_begins_with_a_first_response() {
+    let mut lab = Lab::new(QpType::Rc, PathMtu::Mtu256, |_| {});
+    lab.read(THEIRS, 0x1000, 5);
+    let first: Vec<u32> = (0..3).map(|_| lab.train(1)[0].bth.psn().get()).collect();
+    assert_eq!(first, [100, 101, 102]);
+    lab.read(THEIRS + 1, 0x1100, 4);
+    let (first, middle) = (Opcode::RC_READ_RESP_FIRST, Opcode::RC_READ_RESP_MIDDLE);
+    let last = Opcode::RC_READ_RESP_LAST;
+    assert_eq!(lab.sent(), [(first, 101), (middle, 102), (middle, 103), (last, 104)]);
+    // The peer has seen more than we have sent again: nothing before is needed any more.
+    lab.read(THEIRS + 1, 0x1100, 4);
+    lab.read(THEIRS + 4, 0x1400, 1);
+    assert_eq!(lab.sent(), [(Opcode::RC_READ_RESP_ONLY, 104)]);
+}
+
 /// An acknowledgement covers all before it, so an answer from before goes first.
 #[test]
 fn answers_asked_for_again_go_before_a_later_acknowledgement() {

@@ -8,9 +8,7 @@ use super::{Config, Connection, Established, RtrKinds, Transmit, connection::Pha
 use crate::{
     mem::{AccessError, AtomicOp, Memory, Scope},
     time::Instant,
-    verbs::{
-        Access, Payload, PostError, RemoteAddr, SendFlags, SendOp, SendWr, Sge, WcStatus, pieces,
-    },
+    verbs::{Access, Payload, PostError, RemoteAddr, SendFlags, SendOp, SendWr, Sge, WcStatus},
     wire::{
         ids::{Msn, RKey, Stag},
         iwarp::{
@@ -24,6 +22,8 @@ use crate::{
         },
     },
 };
+
+pub(super) use crate::verbs::pieces;
 
 /// Payload up to this length is copied next to its headers: cheaper than a part of its own, which
 /// costs the kernel an iovec each for the payload and for the trailer behind it.

@@ -335,15 +335,18 @@ impl Qp {
         if beyond || reth.dma_len() > MAX_MESSAGE {
             return;
         }
+        let mtu = self.attr.path_mtu.octets();
         for answer in &mut self.rx.answers {
-            // It is being answered: from this packet on once more.
-            if let Answer::Read { first, packets, next, rkey, fresh, .. } = answer
+            // It is being answered: what is before this packet has come, and it begins anew here.
+            if let Answer::Read { first, packets, next, rkey, fresh, addr, len, .. } = answer
                 && psn.since(*first) < *packets
                 && *rkey == reth.rkey()
             {
                 // The peer may have all of it by now, and its next READ needs the place.
                 *fresh = false;
-                *next = (*next).min(psn.since(*first));
+                let skip = psn.since(*first);
+                (*first, *packets, *next) = (psn, *packets - skip, 0);
+                (*addr, *len) = (addr.wrapping_add((skip * mtu).into()), *len - skip * mtu);
                 return;
             }
         }
@@ -743,5 +746,44 @@ fn nak(error: AccessError) -> Refusal {
         | AccessError::Rights
         | AccessError::Wrap
         | AccessError::Bounds => Refusal::Nak(NakCode::REMOTE_ACCESS),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec::Vec;
+
+    use super::*;
+    use crate::{
+        mem::{NoMemory, PdId},
+        roce::Config,
+        verbs::QpType,
+        wire::{
+            ids::{PKey, Qpn},
+            roce::{Packet, atomic::AtomicEth},
+        },
+    };
+
+    /// PSNs come round: a result stored 2^24 packets ago is not that of the atomic which has the
+    /// number now.
+    #[test]
+    fn the_newest_result_of_a_psn_is_repeated() {
+        let mut qp = Qp::new(Config::new(QpType::Rc, PdId(0), Qpn(1)));
+        let psn = Psn::new(5);
+        qp.remember(psn, Some(1));
+        qp.remember(psn, Some(2));
+        qp.rx.answers.clear();
+        qp.rx.expected = psn.next();
+
+        let mut headers = Headers::new(Bth::new(Opcode::RC_FETCH_ADD, PKey(0xffff), Qpn(1), psn));
+        headers.atomic_eth = Some(AtomicEth::new(0, RKey(1), 1, 0));
+        let mut octets = Vec::new();
+        headers.emit_packet(&[], &mut octets);
+        octets.extend([0; 4]);
+        let packet = &Packet::parse(&octets).unwrap();
+        let from = ([192, 0, 2, 2], 4791).into();
+        qp.handle_request(&Received { packet, from, len: octets.len(), ecn: 0 }, &NoMemory);
+        let again: Vec<_> = qp.rx.answers.drain(..).collect();
+        assert!(matches!(again[..], [Answer::Atomic { original: 2, .. }]), "{again:?}");
     }
 }
