@@ -39,10 +39,14 @@ fn a_bad_network_is_lived_through() {
 fn the_capture_is_read_by_dissect() {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("sim.pcapng");
     let file = path.to_str().expect("a path of UTF-8");
-    for kind in ["rc", "uc", "ud"] {
+    let mut families = Vec::new();
+    for (kind, seed) in
+        [("rc", "7"), ("uc", "7"), ("ud", "7"), ("rc", "1"), ("rc", "2"), ("rc", "3")]
+    {
         let impair = "loss=2%,dup=1%,delay=100us";
-        let args = ["--seed", "7", "--type", kind, "--pcap", file, "--impair", impair];
+        let args = ["--seed", seed, "--type", kind, "--pcap", file, "--impair", impair];
         let report = object(&args);
+        families.push(report["ipv6"] == true);
         let out = run(&["dissect", "--format", "json", file]);
         assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
         let frames: Vec<Value> = out
@@ -57,6 +61,7 @@ fn the_capture_is_read_by_dissect() {
         assert!(frames.iter().all(|frame| frame["roce"]["icrc"] == "good"), "{kind}");
         let _ = fs::remove_file(&path);
     }
+    assert!(families.contains(&true) && families.contains(&false), "{families:?}");
 }
 
 #[test]

@@ -124,8 +124,16 @@ fn begun(end: &End, own: &Plan, other: &Plan, died: bool) -> Result<(), String> 
     equal(receives.iter().map(|wc| wc.id).eq(all), "receives completed once and in order")
 }
 
-/// Of which attempts the network lost something, and with which PSNs.
-type Drops = BTreeMap<(usize, usize, usize), BTreeSet<u32>>;
+/// What the network did to which attempt.
+type Drops = BTreeMap<(usize, usize, usize), Lost>;
+
+#[derive(Default)]
+struct Lost {
+    /// These were lost.
+    psns: BTreeSet<u32>,
+    /// Something was overtaken: who repeats from the first one lost on drops what overtakes.
+    overtaken: bool,
+}
 
 fn attempts_that_lost(world: &World) -> Drops {
     let mut out = Drops::new();
@@ -134,17 +142,25 @@ fn attempts_that_lost(world: &World) -> Drops {
     if dead.is_empty() {
         return out;
     }
+    let of = |key: Key| dead.iter().copied().find(|&(pair, side)| key.is_of(pair, side));
     for (key, _) in world.network.drops() {
         let key = Key(key);
-        if let Some(&(pair, side)) = dead.iter().find(|&&(pair, side)| key.is_of(pair, side)) {
-            out.entry((pair, side, key.attempt())).or_default().insert(key.psn().get());
+        if let Some((pair, side)) = of(key) {
+            let lost: &mut Lost = out.entry((pair, side, key.attempt())).or_default();
+            lost.psns.insert(key.psn().get());
+        }
+    }
+    for &key in &world.overtaken {
+        if let Some((pair, side)) = of(key) {
+            out.entry((pair, side, key.attempt())).or_default().overtaken = true;
         }
     }
     out
 }
 
 /// RC: it gave up because of the network. Each attempt at the same packet, `retry_cnt + 1` of them,
-/// lost something: that packet, one behind it, or an answer to one of these. From where the peer
+/// lost something, that packet, one behind it, or an answer to one of these; or something came out of
+/// order, which is as good as lost. From where the peer
 /// gave up on there is no answer anyway.
 fn reason(
     s: &Settings,
@@ -164,8 +180,9 @@ fn reason(
     };
     for (attempt, &at) in end.timeouts.iter().enumerate().skip(first) {
         let alone = peer.died.is_some_and(|died| died <= at);
-        let lost =
-            drops.get(&(pair, side, attempt)).is_some_and(|psns| psns.iter().any(|&p| behind(p)));
+        let lost = drops
+            .get(&(pair, side, attempt))
+            .is_some_and(|lost| lost.overtaken || lost.psns.iter().any(|&psn| behind(psn)));
         if !alone && !lost {
             return Err(format!(
                 "it gave up, but of its try {} of {tries} nothing was lost",

@@ -7,7 +7,8 @@
 //!
 //! * RC: both memories are those of a model, every work request completed once, in order, with what
 //!   the model says. A queue pair may give up only where the network lost something of each of its
-//!   `retry_cnt + 1` attempts at the same packet, or where its peer gave up before.
+//!   `retry_cnt + 1` attempts at the same packet, or let it be overtaken, or where its peer gave up
+//!   before.
 //! * UC, UD: what was received was sent, and came in order, unless the network repeats or reorders;
 //!   where it loses nothing, everything came.
 //! * All: no changed packet passes its ICRC; nobody breaks a rule; where nothing was lost nothing is
@@ -109,8 +110,8 @@ impl Settings {
     /// The UDP sockets of both machines.
     pub fn ends(&self) -> [SocketAddr; 2] {
         let v4 = |host| SocketAddr::from(([192, 0, 2, host], 4791));
-        let v6 = |host, port| SocketAddr::from(([0x2001, 0xdb8, 0, 0, 0, 0, 0, host], port));
-        if self.ipv6 { [v6(1, 4791), v6(2, 40_000)] } else { [v4(1), v4(2)] }
+        let v6 = |host| SocketAddr::from(([0x2001, 0xdb8, 0, 0, 0, 0, 0, host], 4791));
+        if self.ipv6 { [v6(1), v6(2)] } else { [v4(1), v4(2)] }
     }
 
     /// What is out of range is moved into it.
@@ -172,7 +173,7 @@ fn impairments(dice: &mut Dice, seed: u64) -> Impairments {
         out.jitter = Duration::from_micros(dice.below(500));
     }
     if dice.one_in(3) {
-        let octets = NonZeroU64::MIN.saturating_add(1_000_000 * (1 + dice.below(1000)));
+        let octets = NonZeroU64::MIN.saturating_add(1_000_000 * dice.below(1000) + 999_999);
         out.rate = Some(Rate { queue: 4096 + dice.below(300_000), ..Rate::new(octets) });
     }
     out

@@ -1,7 +1,7 @@
 //! Both machines and the network between them, in virtual time.
 
 use alloc::{
-    collections::VecDeque,
+    collections::{BTreeSet, VecDeque},
     format,
     string::{String, ToString},
     vec::Vec,
@@ -87,12 +87,43 @@ impl Key {
     }
 }
 
+/// What a packet carries along.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Meta {
+    /// The how manyth of all packets.
+    number: u64,
+    key: Key,
+    print: u64,
+}
+
+/// Which packets of one queue pair came in order.
+#[derive(Debug, Default)]
+struct Order {
+    /// Sent, and not yet come.
+    missing: BTreeSet<u64>,
+    newest: u64,
+}
+
+impl Order {
+    /// Whether a packet comes for the first time, and behind a later one.
+    fn is_late(&mut self, number: u64) -> bool {
+        let first = self.missing.remove(&number);
+        self.newest = self.newest.max(number);
+        first && number < self.newest
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct World {
     ends: Vec<[End; 2]>,
     plans: Vec<[Plan; 2]>,
     sockets: [SocketAddr; 2],
-    pub(super) network: Network<u64>,
+    pub(super) network: Network<Meta>,
+    /// What came of the packets that each queue pair sent.
+    orders: Vec<[Order; 2]>,
+    /// Packets that came behind one that was sent later.
+    pub(super) overtaken: Vec<Key>,
+    sent: u64,
     now: Instant,
     /// When something happened last.
     pub(super) last: Instant,
@@ -122,6 +153,9 @@ impl World {
             plans,
             sockets: s.ends(),
             network,
+            orders: iter::repeat_with(Default::default).take(s.pairs).collect(),
+            overtaken: Vec::new(),
+            sent: 0,
             now: Instant::ZERO,
             last: Instant::ZERO,
             bad_icrc: 0,
@@ -340,7 +374,10 @@ impl World {
                 }
                 let key = Key::new(pair, requester, !is_request, attempts[requester], bth.psn());
                 let print = if self.fingerprints { fingerprint(octets) } else { 0 };
-                let packet = Packet::with_meta(octets.to_vec(), print)
+                self.sent += 1;
+                self.orders[pair][side].missing.insert(self.sent);
+                let meta = Meta { number: self.sent, key, print };
+                let packet = Packet::with_meta(octets.to_vec(), meta)
                     .with_ecn(if self.train.ecn_capable() { 2 } else { 0 })
                     .with_identification(i as u16)
                     .with_key(key.0);
@@ -353,7 +390,7 @@ impl World {
     }
 
     /// What a port does: check the ICRC, look up the queue pair.
-    fn deliver(&mut self, delivery: &Delivery<u64>) -> Result<(), String> {
+    fn deliver(&mut self, delivery: &Delivery<Meta>) -> Result<(), String> {
         self.last = self.now;
         let Packet { octets, damaged, meta, ecn, .. } = &delivery.packet;
         if !icrc_is_good(delivery.from, delivery.to, octets) {
@@ -363,7 +400,7 @@ impl World {
             }
             return Ok(());
         }
-        if *damaged && fingerprint(octets) != *meta {
+        if *damaged && fingerprint(octets) != meta.print {
             return Err("a changed packet passes its ICRC".to_string());
         }
         let packet = match roce::Packet::parse(octets) {
@@ -375,6 +412,9 @@ impl World {
         let pair = (dest.0.saturating_sub(qpn(0, 0).0) / 2) as usize;
         match self.ends.get_mut(pair) {
             Some(ends) if dest == qpn(pair, side) => {
+                if self.orders[pair][1 - side].is_late(meta.number) {
+                    self.overtaken.push(meta.key);
+                }
                 let end = &mut ends[side];
                 let received =
                     Received { packet: &packet, from: delivery.from, len: octets.len(), ecn: *ecn };
