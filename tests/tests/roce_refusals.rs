@@ -547,6 +547,26 @@ fn a_gap_is_told_once() {
     assert_eq!(lab.wcs().len(), 3);
 }
 
+/// A packet overtaken by the next one, both in one batch: the next one is dropped, and the NAK that
+/// says so goes out though the ACK of the late one follows.
+#[test]
+fn a_gap_that_is_filled_at_once_is_told_too() {
+    let p = THEIRS;
+    let mut lab = Lab::rc();
+    for id in 0..6 {
+        lab.recv(id, 8);
+    }
+    for n in [1, 0] {
+        lab.take(packet(Opcode::RC_SEND_ONLY, p + n, 4));
+    }
+    assert_eq!(lab.answers(), [("RC_ACK", p, 0x60, 0), ("RC_ACK", p, 0x1f, 1)]);
+    // Of several gaps the last one tells of all before.
+    for n in [2, 1, 3, 2, 4] {
+        lab.take(packet(Opcode::RC_SEND_ONLY, p + n, 4));
+    }
+    assert_eq!(lab.answers(), [("RC_ACK", p + 3, 0x60, 3)]);
+}
+
 #[test]
 fn what_comes_again_is_answered_and_not_done_again() {
     use Opcode as Op;
