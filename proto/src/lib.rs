@@ -29,6 +29,7 @@ extern crate std;
 pub mod dissect;
 pub mod iwarp;
 pub mod mem;
+mod parts;
 pub mod roce;
 #[cfg(feature = "sim")]
 pub mod sim;

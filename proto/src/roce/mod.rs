@@ -81,9 +81,10 @@ mod transmit;
 mod types;
 mod unreliable;
 
+pub use crate::parts::Part;
 pub use port::Port;
 pub use qp::Qp;
-pub use transmit::{MAX_TRAIN_OCTETS, Part, Train};
+pub use transmit::{MAX_TRAIN_OCTETS, Train};
 pub use types::{
     Attributes, Completion, Config, Event, MAX_TRAIN, ModifyError, PathMtu, QpAttr, Reason,
     Received, Stats, Window,

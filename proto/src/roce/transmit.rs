@@ -1,5 +1,4 @@
-//! What goes out: trains of packets, described as parts so that a driver can hand a region's
-//! octets to the kernel without copying them first.
+//! What goes out: trains of packets.
 
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
@@ -7,7 +6,8 @@ use core::net::{IpAddr, SocketAddr};
 use super::types::MAX_TRAIN;
 use crate::{
     mem::{AccessError, Memory, Scope},
-    verbs::Sge,
+    parts::{Part, Parts},
+    verbs::{Sge, pieces},
     wire::{
         ids::RKey,
         roce::{
@@ -31,20 +31,6 @@ const MAX_PIECES: usize = 30;
 /// The most octets of a train: what fits a UDP datagram over IPv4.
 pub const MAX_TRAIN_OCTETS: usize = 65_507;
 
-/// A piece of a train.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
-    /// `bytes()[start..end]`: headers, pad, ICRC, small payload, READ responses.
-    Bytes {
-        /// First octet.
-        start: usize,
-        /// One past the last octet.
-        end: usize,
-    },
-    /// Payload that lies in a registered region.
-    Region(Sge),
-}
-
 /// Packets to one peer, back to back. All are [`Train::segment_len`] octets long but the last,
 /// which may be shorter: what one send call with segmentation offload cuts apart again. The caller
 /// owns it and reuses its buffers.
@@ -54,11 +40,7 @@ pub enum Part {
 /// the same.
 #[derive(Debug, Default)]
 pub struct Train {
-    bytes: Vec<u8>,
-    parts: Vec<Part>,
-    /// Octets of `bytes` that belong to a part.
-    sealed: usize,
-    len: usize,
+    parts: Parts,
     packets: usize,
     segment: usize,
     /// A shorter packet is in: nothing may follow.
@@ -99,17 +81,17 @@ pub(super) struct Limit {
 impl Train {
     /// The octets that [`Part::Bytes`] refers to.
     pub fn bytes(&self) -> &[u8] {
-        &self.bytes
+        self.parts.bytes()
     }
 
     /// The parts, in sending order.
     pub fn parts(&self) -> &[Part] {
-        &self.parts
+        self.parts.parts()
     }
 
     /// Octets in all.
     pub fn len(&self) -> usize {
-        self.len
+        self.parts.len()
     }
 
     /// Whether there is nothing to send.
@@ -144,9 +126,8 @@ impl Train {
 
     /// Empties it and keeps the buffers.
     pub fn clear(&mut self) {
-        self.bytes.clear();
         self.parts.clear();
-        (self.sealed, self.len, self.packets, self.segment) = (0, 0, 0, 0);
+        (self.packets, self.segment) = (0, 0);
         (self.closed, self.ends, self.ecn) = (false, None, false);
     }
 
@@ -161,13 +142,7 @@ impl Train {
         scope: Scope,
         out: &mut Vec<u8>,
     ) -> Result<(), AccessError> {
-        for part in &self.parts {
-            match *part {
-                Part::Bytes { start, end } => out.extend_from_slice(&self.bytes[start..end]),
-                Part::Region(sge) => mem.read_local(scope, sge, out)?,
-            }
-        }
-        Ok(())
+        self.parts.copy_to(mem, scope, out)
     }
 
     /// Whether a packet of `len` octets, from `local` to `peer`, may be the next one.
@@ -185,8 +160,8 @@ impl Train {
             && len <= self.segment
             && self.ends == Some((local, peer))
             && self.packets < limit.packets.min(MAX_TRAIN)
-            && self.len + len <= limit.octets.min(MAX_TRAIN_OCTETS)
-            && self.parts.len() < MAX_PARTS
+            && self.len() + len <= limit.octets.min(MAX_TRAIN_OCTETS)
+            && self.parts().len() < MAX_PARTS
     }
 
     /// Appends a packet. On an error nothing is appended.
@@ -207,46 +182,48 @@ impl Train {
         let mut icrc = self.icrc(local, peer, len, &headers.bth);
         icrc.update(&octets[Bth::LEN..header_len]);
 
-        let start = self.bytes.len();
-        self.bytes.extend_from_slice(&octets[..header_len]);
-        let copied = self.bytes.len();
-        let mut by_region = false;
+        let bytes = self.parts.bytes_mut();
+        let start = bytes.len();
+        bytes.extend_from_slice(&octets[..header_len]);
+        let copied = bytes.len();
+        let mut by_region = None;
         let read = match source {
-            Source::Bytes(bytes) => {
-                self.bytes.extend_from_slice(bytes);
+            Source::Bytes(octets) => {
+                bytes.extend_from_slice(octets);
                 Ok(())
             }
             // The peer may change it any time: what is summed must be what is sent.
             Source::Remote { rkey, addr, len } => {
-                mem.read_remote(scope, rkey, addr, len.into(), &mut self.bytes)
-            }
-            Source::Local { sges, offset, len }
-                if len as usize <= COPY_LIMIT || sges.len() > MAX_PIECES =>
-            {
-                crate::verbs::pieces(sges, offset, len)
-                    .try_for_each(|sge| mem.read_local(scope, sge, &mut self.bytes))
+                mem.read_remote(scope, rkey, addr, len.into(), bytes)
             }
             Source::Local { sges, offset, len } => {
-                by_region = true;
-                self.scratch.clear();
-                crate::verbs::pieces(sges, offset, len)
-                    .try_for_each(|sge| mem.read_local(scope, sge, &mut self.scratch))
+                let mut list = pieces(sges, offset, len);
+                if len as usize <= COPY_LIMIT || sges.len() > MAX_PIECES {
+                    list.try_for_each(|sge| mem.read_local(scope, sge, bytes))
+                } else {
+                    by_region = Some(pieces(sges, offset, len));
+                    self.scratch.clear();
+                    list.try_for_each(|sge| mem.read_local(scope, sge, &mut self.scratch))
+                }
             }
         };
         if let Err(error) = read {
-            self.bytes.truncate(start);
+            bytes.truncate(start);
             return Err(error);
         }
-        icrc.update(if by_region { &self.scratch } else { &self.bytes[copied..] });
-        if let (true, Source::Local { sges, offset, len }) = (by_region, source) {
-            self.seal();
-            self.parts.extend(crate::verbs::pieces(sges, offset, len).map(Part::Region));
+        match by_region {
+            Some(list) => {
+                icrc.update(&self.scratch);
+                list.for_each(|sge| self.parts.push_region(sge));
+            }
+            None => icrc.update(&bytes[copied..]),
         }
         let pad = &[0; 3][..usize::from(pad)];
         icrc.update(pad);
-        self.bytes.extend_from_slice(pad);
-        self.bytes.extend_from_slice(&icrc.finish());
-        self.seal();
+        let bytes = self.parts.bytes_mut();
+        bytes.extend_from_slice(pad);
+        bytes.extend_from_slice(&icrc.finish());
+        self.parts.seal();
 
         if self.packets == 0 {
             self.segment = len;
@@ -254,7 +231,6 @@ impl Train {
         }
         self.closed = len < self.segment;
         self.packets += 1;
-        self.len += len;
         Ok(())
     }
 
@@ -274,20 +250,6 @@ impl Train {
                 });
                 Icrc::socket_v6(&PathV6 { src, dst, src_port, dst_port }, len, bth)
             }
-        }
-    }
-
-    /// Takes the octets appended since the last seal as a part, joined to the last one if that is
-    /// of this kind.
-    fn seal(&mut self) {
-        let (start, end) = (self.sealed, self.bytes.len());
-        if start == end {
-            return;
-        }
-        self.sealed = end;
-        match self.parts.last_mut() {
-            Some(Part::Bytes { end: last, .. }) => *last = end,
-            _ => self.parts.push(Part::Bytes { start, end }),
         }
     }
 }
