@@ -12,6 +12,7 @@ use crate::{
     verbs::{Access, Imm, UdDest, Wc, WcOpcode, WcStatus},
     wire::{
         ids::Gid,
+        ip::{IPV4_LEN, Ipv4, UDP, UDP_LEN},
         roce::{
             aeth::NakCode,
             deth::Deth,
@@ -143,39 +144,28 @@ impl Qp {
     /// 20, as Linux has it. What a UDP socket does not tell is zero (Identification, flags, time to
     /// live, DSCP, flow label); the checksum of an IPv4 header is that of these octets.
     fn grh(&self, received: &Received<'_>) -> [u8; Grh::LEN] {
-        const UDP_LEN: usize = 8;
-        const UDP_PROTOCOL: u8 = 17;
         let (from, to) = (received.from.ip().to_canonical(), self.attr.local.ip());
         let len = UDP_LEN + received.len;
         if let (core::net::IpAddr::V4(from), core::net::IpAddr::V4(to)) = (from, to) {
+            let header = Ipv4 {
+                tos: received.ecn & 3,
+                ttl: 0,
+                identification: 0,
+                dont_fragment: false,
+                src: from,
+                dst: to,
+                udp_len: len,
+            };
             let mut area = [0; Grh::LEN];
-            let ip = &mut area[20..];
-            ip[0] = 0x45;
-            ip[1] = received.ecn & 3;
-            ip[2..4].copy_from_slice(&((20 + len) as u16).to_be_bytes());
-            ip[9] = UDP_PROTOCOL;
-            ip[12..16].copy_from_slice(&from.octets());
-            ip[16..20].copy_from_slice(&to.octets());
-            let sum = checksum(ip);
-            ip[10..12].copy_from_slice(&sum.to_be_bytes());
+            area[Grh::LEN - IPV4_LEN..].copy_from_slice(&header.octets());
             return area;
         }
         let mut grh = Grh::new(Gid::from(from), Gid::from(to), len as u16)
             .with_hop_limit(0)
             .with_traffic_class(received.ecn & 3);
-        grh.next_header = UDP_PROTOCOL;
+        grh.next_header = UDP;
         let mut area = [0; Grh::LEN];
         area.copy_from_slice(grh.as_bytes());
         area
     }
-}
-
-/// Checksum of an IPv4 header whose checksum field is zero (RFC 1071).
-fn checksum(header: &[u8]) -> u16 {
-    let words = header.chunks_exact(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]])));
-    let mut sum: u32 = words.sum();
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    !(sum as u16)
 }

@@ -7,6 +7,7 @@
 pub mod crc;
 pub mod ib;
 pub mod ids;
+pub(crate) mod ip;
 pub mod iwarp;
 pub mod mad;
 pub mod pcapng;

@@ -36,6 +36,8 @@
 use alloc::vec::Vec;
 use core::net::SocketAddr;
 
+use super::ip::{IPV4_LEN, Ipv4, Sum, UDP, UDP_LEN};
+
 const SECTION_HEADER: u32 = 0x0a0d_0d0a;
 const INTERFACE_DESCRIPTION: u32 = 1;
 const ENHANCED_PACKET: u32 = 6;
@@ -51,11 +53,6 @@ const IF_TSRESOL: u16 = 9;
 const EPB_FLAGS: u16 = 2;
 /// The longest text of an option: a multiple of 4 that 16 bits hold.
 const MAX_TEXT: usize = 65_532;
-
-const UDP: u8 = 17;
-const UDP_LEN: usize = 8;
-const IPV4_LEN: usize = 20;
-const DONT_FRAGMENT: u16 = 0x4000;
 
 /// Which way a datagram went, as the one who captured sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -149,20 +146,16 @@ impl<'a> Datagram<'a> {
         let mut sum = Sum::default();
         match (src, dst) {
             (SocketAddr::V4(src), SocketAddr::V4(dst)) => {
-                let mut ip = [0; IPV4_LEN];
-                ip[0] = 0x45;
-                ip[1] = self.tos;
-                ip[2..4].copy_from_slice(&(udp_len + IPV4_LEN as u16).to_be_bytes());
-                ip[4..6].copy_from_slice(&self.identification.to_be_bytes());
-                let flags = if self.dont_fragment { DONT_FRAGMENT } else { 0 };
-                ip[6..8].copy_from_slice(&flags.to_be_bytes());
-                ip[8] = self.ttl;
-                ip[9] = UDP;
-                ip[12..16].copy_from_slice(&src.ip().octets());
-                ip[16..20].copy_from_slice(&dst.ip().octets());
-                let mut header = Sum::default();
-                header.add(&ip);
-                ip[10..12].copy_from_slice(&header.finish().to_be_bytes());
+                let ip = Ipv4 {
+                    tos: self.tos,
+                    ttl: self.ttl,
+                    identification: self.identification,
+                    dont_fragment: self.dont_fragment,
+                    src: *src.ip(),
+                    dst: *dst.ip(),
+                    udp_len: udp_len.into(),
+                }
+                .octets();
                 sum.add(&ip[12..20]);
                 out.extend_from_slice(&ip);
             }
@@ -196,28 +189,6 @@ impl<'a> Datagram<'a> {
         out.extend_from_slice(&udp);
         out.extend_from_slice(payload);
         Ok(())
-    }
-}
-
-/// The checksum of the Internet (RFC 1071).
-#[derive(Debug, Default)]
-struct Sum(u64);
-
-impl Sum {
-    /// Of all pieces only the last may have an odd length.
-    fn add(&mut self, octets: &[u8]) {
-        for pair in octets.chunks(2) {
-            let low = pair.get(1).copied().unwrap_or(0);
-            self.0 += u64::from(u16::from_be_bytes([pair[0], low]));
-        }
-    }
-
-    fn finish(self) -> u16 {
-        let mut sum = self.0;
-        while sum > 0xffff {
-            sum = (sum & 0xffff) + (sum >> 16);
-        }
-        !(sum as u16)
     }
 }
 

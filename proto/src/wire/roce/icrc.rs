@@ -31,14 +31,15 @@ use core::net::{Ipv4Addr, Ipv6Addr};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{ICRC_LEN, bth::Bth, grh::Grh};
-use crate::wire::{Error, Layer, Problem, ib::lrh::Lrh};
+use crate::wire::{
+    Error, Layer, Problem,
+    ib::lrh::Lrh,
+    ip::{IPV4_LEN, UDP, UDP_LEN},
+};
 
-const IPV4_LEN: usize = 20;
 /// An IPv4 header with all options.
 const IPV4_MAX_LEN: usize = 60;
 const IPV6_LEN: usize = 40;
-const UDP_LEN: usize = 8;
-const UDP_PROTOCOL: u8 = 17;
 /// DF in the octet behind Identification.
 const DONT_FRAGMENT: u8 = 0x40;
 /// What stands in place of the LRH.
@@ -104,7 +105,7 @@ impl Icrc {
         ip[2..4].copy_from_slice(&((IPV4_LEN + UDP_LEN + len) as u16).to_be_bytes());
         ip[4..6].copy_from_slice(&id.identification.to_be_bytes());
         ip[6] = if id.dont_fragment { DONT_FRAGMENT } else { 0 };
-        ip[9] = UDP_PROTOCOL;
+        ip[9] = UDP;
         ip[12..16].copy_from_slice(&path.src.octets());
         ip[16..20].copy_from_slice(&path.dst.octets());
         Self::ipv4(&ip, &udp_header(path.src_port, path.dst_port, len), bth)
@@ -117,7 +118,7 @@ impl Icrc {
         let mut ip = [0; IPV6_LEN];
         ip[0] = 0x60;
         ip[4..6].copy_from_slice(&((UDP_LEN + len) as u16).to_be_bytes());
-        ip[6] = UDP_PROTOCOL;
+        ip[6] = UDP;
         ip[8..24].copy_from_slice(&path.src.octets());
         ip[24..40].copy_from_slice(&path.dst.octets());
         Self::ipv6(&ip, &udp_header(path.src_port, path.dst_port, len), bth)
@@ -260,7 +261,7 @@ fn begin(packet: &[u8]) -> Result<(Icrc, &[u8]), Error> {
         return field(6, "fragment offset", ip[6], "a whole datagram");
     }
     let is_grh = version == 6 && ip[protocol_at] == super::grh::NEXT_HEADER_BTH;
-    if ip[protocol_at] != UDP_PROTOCOL && !is_grh {
+    if ip[protocol_at] != UDP && !is_grh {
         return field(protocol_at, "protocol", ip[protocol_at], "17 for UDP, 27 for a BTH");
     }
     let body = packet.get(ip_len..len).ok_or(short(len.max(ip_len)))?;
