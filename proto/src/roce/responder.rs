@@ -15,6 +15,7 @@ use super::{
 };
 use crate::{
     mem::{AccessError, AtomicOp, Memory},
+    srq::Receive,
     verbs::{Access, Imm, PostError, RecvWr, Wc, WcOpcode, WcStatus, pieces},
     wire::{
         ids::{Psn, RKey},
@@ -28,14 +29,6 @@ use crate::{
         },
     },
 };
-
-/// A receive in the queue.
-#[derive(Debug)]
-pub(super) struct Receive {
-    pub(super) wr: RecvWr,
-    pub(super) tag: u64,
-    pub(super) capacity: u32,
-}
 
 /// A message of several packets, of which some came.
 #[derive(Debug)]
@@ -142,11 +135,11 @@ impl Responder {
 impl Qp {
     /// Checks a receive and queues it.
     pub(super) fn push_receive(&mut self, wr: RecvWr, tag: u64) -> Result<(), PostError> {
-        let capacity = wr.check(self.config.max_sge)?;
+        let receive = Receive::new(wr, tag, self.config.max_sge)?;
         if self.rx.queue.len() >= self.config.max_recv_wr {
             return Err(PostError::QueueFull { max: self.config.max_recv_wr });
         }
-        self.rx.queue.push_back(Receive { wr, tag, capacity });
+        self.rx.queue.push_back(receive);
         Ok(())
     }
 
@@ -443,7 +436,7 @@ impl Qp {
             return Err(OPERATIONAL);
         }
         let total = u64::from(*placed) + u64::from(len);
-        if total > receive.capacity.into() || total > MAX_MESSAGE.into() {
+        if total > receive.len.into() || total > MAX_MESSAGE.into() {
             self.rx.receive_status = Some(WcStatus::LOC_LEN_ERR);
             return Err(INVALID);
         }

@@ -109,7 +109,7 @@ impl Qp {
         }
         let len = GRH_LEN + packet.payload_len as u32;
         let front = self.rx.queue.front();
-        if front.is_none_or(|receive| receive.capacity < len) {
+        if front.is_none_or(|receive| receive.len < len) {
             self.stats.no_receive += 1;
             return;
         }
