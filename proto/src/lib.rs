@@ -33,6 +33,7 @@ mod parts;
 pub mod roce;
 #[cfg(feature = "sim")]
 pub mod sim;
+mod splitmix;
 pub mod srq;
 pub mod time;
 pub mod verbs;

@@ -7,6 +7,7 @@ use zerocopy::IntoBytes;
 use super::{Config, Connection, Established, RtrKinds, Transmit, connection::Phase};
 use crate::{
     mem::{AccessError, AtomicOp, Memory, Scope},
+    splitmix,
     time::Instant,
     verbs::{Access, Payload, PostError, RemoteAddr, SendFlags, SendOp, SendWr, Sge, WcStatus},
     wire::{
@@ -502,10 +503,11 @@ impl Sender {
         }
     }
 
-    /// A key for a one-shot sink: random and never 0.
+    /// A key for a one-shot sink: spread by a seed from the system's generator, and never 0. What
+    /// protects a sink is that only the answer due is taken, not that its key is secret.
     fn fresh_stag(&mut self) -> Stag {
         loop {
-            let stag = Stag((next_random(&mut self.random) >> 32) as u32);
+            let stag = Stag((splitmix::draw(&mut self.random) >> 32) as u32);
             if stag.0 != 0
                 && !self
                     .outstanding
@@ -563,16 +565,6 @@ impl Sender {
             (true, true) => Some(Message::Work),
         }
     }
-}
-
-/// SplitMix64: spreads a seed from the system's generator over the one-shot keys. What protects a
-/// sink is that only the answer due is taken, not that its key is secret.
-fn next_random(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 /// What a Terminate's code means for the work it speaks of; `None` where it speaks of none.

@@ -3,23 +3,20 @@
 use alloc::vec::Vec;
 
 use super::impairments::Probability;
+use crate::splitmix::{STEP, draw, mix};
 
-/// A generator (splitmix64, Steele, Lea and Flood 2014): a counter, well mixed.
+/// A generator.
 #[derive(Debug, Clone)]
 pub(super) struct Dice(u64);
 
 impl Dice {
-    /// Step of the counter: 2^64 over the golden ratio.
-    const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
-
     /// One of the generators that a seed stands for.
     pub(super) const fn new(seed: u64, stream: u64) -> Self {
-        Self(mix(seed ^ mix(stream.wrapping_add(Self::STEP))))
+        Self(mix(seed ^ mix(stream.wrapping_add(STEP))))
     }
 
     pub(super) const fn draw(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(Self::STEP);
-        mix(self.0)
+        draw(&mut self.0)
     }
 
     /// A number below `n`; 0 if `n` is 0.
@@ -45,12 +42,6 @@ impl Dice {
     pub(super) fn chance(&mut self, p: Probability) -> bool {
         p > Probability::NEVER && self.below(Probability::ALWAYS.ppb().into()) < p.ppb().into()
     }
-}
-
-const fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]
