@@ -6,6 +6,7 @@
 //! * [`Network`]: hosts by their address, links between them, a packet a time; what crosses it can be
 //!   recorded as a capture.
 //! * [`EventQueue`]: what happens next, in virtual time.
+//! * [`PlainMemory`]: registered memory made of vectors.
 //! * [`roce`]: two machines with RoCEv2 queue pairs on such a network, judged by a model.
 //!
 //! The same seed and the same calls give the same result on every machine: no floating point, no
@@ -36,6 +37,7 @@
 mod dice;
 mod impairer;
 mod impairments;
+mod memory;
 mod network;
 mod queue;
 pub mod roce;
@@ -44,5 +46,6 @@ pub use impairer::{Counters, Fate, Impairer, Loss, Packet};
 pub use impairments::{
     Burst, Corruption, Impairments, Marking, ParseError, Probability, Problem, Rate, Reordering,
 };
+pub use memory::PlainMemory;
 pub use network::{Delivery, LinkId, Network};
 pub use queue::EventQueue;

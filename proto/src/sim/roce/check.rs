@@ -79,7 +79,7 @@ fn all_done(end: &End, own: &Plan, other: &Plan) -> Result<(), String> {
     equal(mem.look(TARGET, |octets| octets == other.target), "memory that the peer works on")?;
     equal(mem.look(SINK, |octets| octets == own.sink), "what was read")?;
     equal(mem.look(INBOX, |octets| octets == other.inbox), "what was received")?;
-    equal(mem.mortals() == 0, "keys that were to be invalidated")
+    equal(mem.bound() == 0, "keys that were to be invalidated")
 }
 
 /// The completions are those of the plan.

@@ -22,7 +22,6 @@
 //! ```
 
 mod check;
-mod memory;
 mod workload;
 mod world;
 

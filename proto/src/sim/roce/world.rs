@@ -11,15 +11,13 @@ use core::{iter, net::SocketAddr, time::Duration};
 use zerocopy::FromBytes;
 
 use super::{
-    QKEY, Settings, WORKLOAD, WORLD,
-    memory::Vectors,
-    problem, qpn, refused,
+    QKEY, Settings, WORKLOAD, WORLD, problem, qpn, refused,
     workload::{self, Plan},
 };
 use crate::{
     mem::PdId,
     roce::{Config, Event, Qp, QpAttr, Received, Train},
-    sim::{Delivery, Network, Packet, dice::Dice},
+    sim::{Delivery, Network, Packet, PlainMemory, dice::Dice},
     time::Instant,
     verbs::{Access, PostError, QpState, QpType, RecvWr, SendWr, Wc},
     wire::{
@@ -32,11 +30,14 @@ use crate::{
     },
 };
 
+/// The protection domain of everything.
+const PD: u32 = 1;
+
 /// One queue pair with its memory and its program.
 #[derive(Debug)]
 pub(super) struct End {
     pub(super) qp: Qp,
-    pub(super) mem: Vectors,
+    pub(super) mem: PlainMemory,
     pub(super) wcs: Vec<Wc>,
     pub(super) events: Vec<Event>,
     /// When it missed an acknowledgement.
@@ -191,7 +192,7 @@ impl World {
     ) -> Result<End, String> {
         let dice = &mut self.dice;
         let (own, other) = (&self.plans[pair][side], &self.plans[pair][1 - side]);
-        let mut config = Config::new(s.kind, PdId(1), qpn(pair, side));
+        let mut config = Config::new(s.kind, PdId(PD), qpn(pair, side));
         config.max_send_wr = 1 + dice.below(s.operations.max(1) as u64) as usize;
         config.max_recv_wr = other.receives.len().max(1);
         config.ack_every = 1 + dice.below(64) as u32;
@@ -224,18 +225,19 @@ impl World {
         for attr in &steps {
             qp.modify(attr).map_err(|error| refused(pair, side, "its attributes", &error))?;
         }
-        let mem = Vectors::default();
+        let mem = PlainMemory::default();
         let peers = Access::REMOTE_READ
             | Access::REMOTE_WRITE
             | Access::REMOTE_ATOMIC
             | Access::FLUSH_GLOBAL;
-        mem.add(workload::TARGET, peers, workload::TARGET_IOVA, other.before.clone());
-        mem.add(workload::SOURCE, Access::empty(), 0, own.source.clone());
+        mem.add(workload::TARGET, PD, peers, workload::TARGET_IOVA, other.before.clone());
+        mem.add(workload::SOURCE, PD, Access::empty(), 0, own.source.clone());
         let empty = |len| iter::repeat_n(0, len).collect();
-        mem.add(workload::SINK, Access::LOCAL_WRITE, 0, empty(own.sink.len()));
-        mem.add(workload::INBOX, Access::LOCAL_WRITE, 0, empty(other.inbox.len()));
+        mem.add(workload::SINK, PD, Access::LOCAL_WRITE, 0, empty(own.sink.len()));
+        mem.add(workload::INBOX, PD, Access::LOCAL_WRITE, 0, empty(other.inbox.len()));
         for key in other.mortals().0.into_iter().chain(own.mortals().1) {
-            mem.add_mortal(key, qpn(pair, side));
+            mem.add(key, PD, Access::REMOTE_INVALIDATE, 0, Vec::new());
+            mem.bind(key, qpn(pair, side));
         }
         let mut end = End {
             qp,
