@@ -1,19 +1,22 @@
 //! What the tests share: two connections in virtual time, and the judge of decoded captures.
 
+pub mod captures;
 pub mod truth;
 
 use std::{
+    fs,
     io::Write,
     path::{Path, PathBuf},
     time::Duration,
 };
 
+use serde_json::Value;
 use userdma_proto::{
     iwarp::{Completion, Config, Connection, Event, Shutdown, Transmit},
     mem::PdId,
     time::Instant,
-    verbs::Wc,
-    wire::ids::Qpn,
+    verbs::{Sge, Wc},
+    wire::ids::{LKey, Qpn},
 };
 
 pub use userdma_proto::sim::PlainMemory;
@@ -45,6 +48,30 @@ pub fn skipped(why: &str) {
     // Not by eprintln: what a passing test prints with that is not shown.
     let line = format!("SKIPPED: {why}\n");
     std::io::stderr().write_all(line.as_bytes()).expect("stderr takes a line");
+}
+
+/// A JSON file, which must be good.
+pub fn json(file: &Path) -> Value {
+    let text = fs::read(file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+    serde_json::from_slice(&text).unwrap_or_else(|e| panic!("{}: {e}", file.display()))
+}
+
+/// The octets that a JSON string has as hex digits.
+pub fn unhex(value: &Value) -> Vec<u8> {
+    let digits = value.as_str().expect("a string of hex digits");
+    (0..digits.len())
+        .step_by(2)
+        .map(|at| u8::from_str_radix(&digits[at..at + 2], 16).expect("hex digits"))
+        .collect()
+}
+
+/// `len` octets from `addr`, cut into one to four pieces, some of them empty.
+pub fn split<L: FromIterator<Sge>>(rng: &mut Rng, addr: u64, len: u32, key: u32) -> L {
+    let mut cuts: Vec<u32> =
+        (0..rng.below(4)).map(|_| rng.below(u64::from(len) + 1) as u32).collect();
+    cuts.extend([0, len]);
+    cuts.sort_unstable();
+    cuts.windows(2).map(|w| Sge::new(addr + u64::from(w[0]), w[1] - w[0], LKey(key))).collect()
 }
 
 /// A small generator with a seed (xorshift64*), for inputs that can be made again.

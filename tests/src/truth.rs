@@ -225,7 +225,7 @@ pub fn judge(name: &str, truth: &Value, run: &Run) -> Vec<String> {
 }
 
 /// Packet blocks. tshark counts custom blocks as frames too, capinfos does not.
-fn frame_count(truth: &Value) -> usize {
+pub fn frame_count(truth: &Value) -> usize {
     if let Some(count) = number(&truth["capinfos"]["Number of packets"]) {
         return count as usize;
     }
@@ -305,7 +305,7 @@ fn frame_list(truth: &Value, rows: &[Value], odd: &mut Vec<String>) {
             .into_iter()
             .flatten()
             .filter_map(Value::as_str)
-            .filter(|name| LAYERS.iter().any(|(_, ours)| ours == name))
+            .filter(|name| has_layer(name))
             .collect();
         if !have.starts_with(&layers) {
             odd.push(format!("frame {n}: stack {} does not begin with {layers:?}", row["stack"]));
@@ -314,7 +314,7 @@ fn frame_list(truth: &Value, rows: &[Value], odd: &mut Vec<String>) {
 }
 
 /// Seconds with a fraction, as tshark prints them; the empty text is a frame without a time.
-fn nanoseconds(text: &str) -> Option<i128> {
+pub fn nanoseconds(text: &str) -> Option<i128> {
     let (seconds, fraction) = text.split_once('.').unwrap_or((text, "0"));
     let whole: i128 = seconds.parse().ok()?;
     let fraction: i128 = format!("{fraction:0<9}").parse().ok()?;
@@ -322,12 +322,17 @@ fn nanoseconds(text: &str) -> Option<i128> {
 }
 
 /// What `stack` must begin with, up to the first layer that has no name there.
-fn layers(protocols: &str) -> Vec<&'static str> {
+pub fn layers(protocols: &str) -> Vec<&'static str> {
     protocols
         .split(':')
         .filter(|p| !matches!(*p, "ethertype" | "frame" | "raw") && !p.starts_with("ipv6."))
         .map_while(|p| LAYERS.iter().find(|(theirs, _)| *theirs == p).map(|(_, ours)| *ours))
         .collect()
+}
+
+/// Whether [`layers`] may name a layer of this name of ours.
+pub fn has_layer(name: &str) -> bool {
+    LAYERS.iter().any(|&(_, ours)| ours == name)
 }
 
 /// Lengths and RoCE fields of the frames that have a row.

@@ -2,14 +2,14 @@
 //! independent count say of it: how many frames, when, how long, how much of each was captured,
 //! and whether the file ends well.
 
-use std::{
-    fs::{self, File},
-    path::{Path, PathBuf},
-};
+use std::{fs::File, path::Path};
 
 use serde_json::Value;
 use userdma_proto::dissect::capture::{Error, Format, Reader};
-use userdma_tests::shared;
+use userdma_tests::{
+    shared,
+    truth::{cases, frame_count, nanoseconds},
+};
 
 /// Files that tshark gives up on, or breaks off: frames as counted by hand, and whether an error
 /// ends the file.
@@ -55,11 +55,10 @@ fn every_capture_agrees_with_its_truth() {
     };
     let mut disagreements = Vec::new();
     let (mut files, mut timed) = (0, 0);
-    for (path, truth) in captures(&kernel).into_iter().chain(captures(&public)) {
-        let name = path.file_name().unwrap().to_str().unwrap();
-        let truth: Value = serde_json::from_reader(File::open(truth).unwrap()).unwrap();
+    for case in cases(&kernel).into_iter().chain(cases(&public)) {
+        let (name, truth) = (&case.name, case.truth());
         files += 1;
-        match compare(name, &path, &truth) {
+        match compare(name, &case.path, &truth) {
             Ok(frames) => timed += frames,
             Err(told) => disagreements.extend(told.into_iter().map(|d| format!("{name}: {d}"))),
         }
@@ -68,26 +67,6 @@ fn every_capture_agrees_with_its_truth() {
     // None was passed over.
     assert_eq!(files, 260);
     assert!(timed > 8_000, "{timed} frames compared one by one");
-}
-
-/// The captures of a folder, each with its truth.
-fn captures(folder: &Path) -> Vec<(PathBuf, PathBuf)> {
-    let mut found: Vec<_> = fs::read_dir(folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| !path.extension().is_some_and(|e| e == "json" || e == "md"))
-        .map(|path| {
-            let mut beside = path.clone().into_os_string();
-            beside.push(".json");
-            let truth = [PathBuf::from(beside), path.with_extension("json")]
-                .into_iter()
-                .find(|truth| truth.exists())
-                .unwrap_or_else(|| panic!("{} has no truth", path.display()));
-            (path, truth)
-        })
-        .collect();
-    found.sort();
-    found
 }
 
 /// How many frames were compared one by one; or what disagrees.
@@ -119,7 +98,7 @@ fn compare(name: &str, path: &Path, truth: &Value) -> Result<usize, Vec<String>>
     if found.end.is_some() != breaks_off {
         told.push(format!("ends with {:?}", found.end));
     }
-    let expected = counted.map_or_else(|| packets(truth), |&(_, frames, _)| frames);
+    let expected = counted.map_or_else(|| frame_count(truth), |&(_, frames, _)| frames);
     if found.frames.len() != expected {
         told.push(format!("{} frames, not {expected}", found.frames.len()));
         return Err(told);
@@ -167,27 +146,4 @@ fn read(path: &Path) -> Result<(Format, Found), Error> {
             }
         }
     }
-}
-
-/// Packet blocks by the truth: a count, or a text, or counts by what the frames carry.
-fn packets(truth: &Value) -> usize {
-    if let Some(count) = truth["capinfos"]["Number of packets"].as_str() {
-        return count.parse().unwrap();
-    }
-    match &truth["frames"] {
-        Value::Number(count) => count.as_u64().unwrap() as usize,
-        counts => counts.as_object().unwrap().values().map(|n| n.as_u64().unwrap() as usize).sum(),
-    }
-}
-
-/// tshark's seconds, in which a part above one second may stand behind the point; none is no time.
-fn nanoseconds(text: &str) -> Option<i128> {
-    if text.is_empty() {
-        return None;
-    }
-    let (seconds, part) = text.split_once('.').unwrap_or((text, "0"));
-    let part: i128 = format!("{part:0<9}").parse().unwrap();
-    let seconds: i128 = seconds.parse().unwrap();
-    let sign = if text.starts_with('-') { -1 } else { 1 };
-    Some(seconds * 1_000_000_000 + sign * part)
 }

@@ -1,21 +1,19 @@
 //! What the dissector makes of captures that other people and other stacks made: every frame's
 //! layers and ends, every RoCE packet's headers and ICRC, against tshark and an independent decoder.
 
-use std::{
-    collections::BTreeMap,
-    fs::File,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, path::Path};
 
 use serde_json::Value;
 use userdma_proto::{
-    dissect::{
-        Dissector, Frame, IcrcState, Layer, Options, Roce, Version,
-        capture::{LinkType, Reader, Record},
-    },
+    dissect::{Frame, IcrcState, Layer, Roce, Version, capture::LinkType},
     wire::mad::Mad,
 };
-use userdma_tests::{Rng, shared};
+use userdma_tests::{
+    Rng,
+    captures::{Octets, dissect, records},
+    shared,
+    truth::{Case, cases, has_layer, layers},
+};
 
 /// Files with frames that are malformed, how many, and what the first error says. All others are
 /// ordinary traffic: nothing in it is called wrong.
@@ -44,100 +42,28 @@ const MALFORMED: &[(&str, usize, &str)] = &[
 
 type Counts = BTreeMap<String, u64>;
 
-/// One record of a capture, owned.
-struct Octets {
-    link: LinkType,
-    erf: Option<u8>,
-    len: u32,
-    data: Vec<u8>,
-}
-
-impl Octets {
-    /// The record, of which no more than `snaplen` octets were captured.
-    fn record(&self, number: u64, snaplen: usize) -> Record<'_> {
-        let data = &self.data[..self.data.len().min(snaplen)];
-        Record { number, time_ns: None, len: self.len, data, link: self.link, erf: self.erf }
-    }
-}
-
-fn records(path: &Path) -> Vec<Octets> {
-    let mut reader = Reader::new(File::open(path).expect("it is there")).expect("a capture");
-    let mut out = Vec::new();
-    while let Some(record) = reader.next_record().expect("it is whole") {
-        let Record { link, erf, len, data, .. } = record;
-        out.push(Octets { link, erf, len, data: data.to_vec() });
-    }
-    out
-}
-
-fn dissect(records: &[Octets], snaplen: usize) -> Vec<Frame> {
-    let mut dissector = Dissector::new(Options::default());
-    let mut frames = Vec::new();
-    for (number, octets) in (1..).zip(records) {
-        dissector.handle_record(&octets.record(number, snaplen));
-        frames.extend(std::iter::from_fn(|| dissector.poll_frame()));
-    }
-    dissector.finish();
-    frames.extend(std::iter::from_fn(|| dissector.poll_frame()));
-    frames
-}
-
 /// The captures of a folder that tshark read to their end, with what it found.
-fn captures(folder: &str) -> Option<Vec<(PathBuf, Value)>> {
+fn captures(folder: &str) -> Option<Vec<(Case, Value)>> {
     let mut found = Vec::new();
-    for entry in std::fs::read_dir(shared(folder)?).expect("a folder") {
-        let path = entry.expect("an entry").path();
-        let beside = PathBuf::from(format!("{}.json", path.display()));
-        let truth = if beside.exists() { beside } else { path.with_extension("json") };
-        if path.extension().is_none_or(|ext| ext == "json" || ext == "md") || !truth.exists() {
-            continue;
-        }
-        let truth = std::fs::read_to_string(truth).expect("it can be read");
-        let truth: Value = serde_json::from_str(&truth).expect("JSON");
+    for case in cases(&shared(folder)?) {
+        let truth = case.truth();
         let kind = truth["capinfos"]["File type"].as_str().unwrap_or("pcap");
         let readable = matches!(kind, "pcap" | "pcapng" | "nsecpcap" | "modpcap");
         if readable && truth["tshark_rc"].as_u64().unwrap_or(0) == 0 {
-            found.push((path, truth));
+            found.push((case, truth));
         }
     }
-    found.sort_by(|a, b| a.0.cmp(&b.0));
     assert!(found.len() > 50, "{} captures in {folder}", found.len());
     Some(found)
 }
 
-fn name(path: &Path) -> String {
-    path.file_name().expect("a file").to_string_lossy().into_owned()
-}
-
-/// The layers that tshark names, up to the first that is none of ours.
-fn layers(protocols: &str) -> Vec<&'static str> {
-    protocols
-        .split(':')
-        .filter(|name| {
-            !matches!(*name, "ethertype" | "frame" | "raw") && !name.starts_with("ipv6.")
-        })
-        .map_while(|name| {
-            Some(match name {
-                "eth" => "eth",
-                "vlan" | "ieee8021ad" => "vlan",
-                "ip" => "ipv4",
-                "ipv6" => "ipv6",
-                "udp" => "udp",
-                "tcp" => "tcp",
-                "gre" => "gre",
-                "vxlan" => "vxlan",
-                "geneve" => "geneve",
-                "sll" => "sll",
-                _ => return None,
-            })
-        })
-        .collect()
+fn whole_records(path: &Path) -> Vec<Octets> {
+    records(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
 /// Our layers of which tshark's rule speaks.
 fn our_layers(frame: &Frame) -> Vec<&'static str> {
-    let known = ["eth", "vlan", "ipv4", "ipv6", "udp", "tcp", "gre", "vxlan", "geneve", "sll"];
-    frame.stack.iter().map(|layer| layer.name()).filter(|name| known.contains(name)).collect()
+    frame.stack.iter().map(|layer| layer.name()).filter(|name| has_layer(name)).collect()
 }
 
 /// A field of tshark's, decimal or hex; the first, where a frame has several.
@@ -283,9 +209,8 @@ fn check_counts(file: &str, truth: &Value, frames: &[Frame]) -> Counts {
 fn every_frame_is_what_others_say_it_is() {
     let (mut stacks, mut good) = (0, 0);
     for folder in ["captures/kernel", "captures/public"] {
-        for (path, truth) in captures(folder).into_iter().flatten() {
-            let file = name(&path);
-            let frames = dissect(&records(&path), usize::MAX);
+        for (Case { name: file, path, .. }, truth) in captures(folder).into_iter().flatten() {
+            let frames = dissect(&whole_records(&path), usize::MAX);
             let numbers: Vec<u64> = frames.iter().map(|frame| frame.number).collect();
             assert_eq!(numbers, (1..=frames.len() as u64).collect::<Vec<_>>(), "{file}");
             stacks += check_stacks(&file, &truth, &frames);
@@ -306,9 +231,8 @@ fn every_frame_is_what_others_say_it_is() {
 /// A capture with a snaplen: what is there is told, nothing is called wrong, no ICRC is judged.
 #[test]
 fn cut_frames_are_told_as_far_as_they_go() {
-    for (path, _) in captures("captures/kernel").into_iter().flatten() {
-        let file = name(&path);
-        let records = records(&path);
+    for (Case { name: file, path, .. }, _) in captures("captures/kernel").into_iter().flatten() {
+        let records = whole_records(&path);
         let whole = dissect(&records, usize::MAX);
         for snaplen in [14, 20, 34, 42, 54, 60, 70, 96, 128] {
             for (frame, whole) in dissect(&records, snaplen).iter().zip(&whole) {
@@ -333,11 +257,12 @@ fn cut_frames_are_told_as_far_as_they_go() {
 #[test]
 fn a_flipped_bit_is_seen() {
     let mut rng = Rng::new(4791);
-    for (path, truth) in captures("captures/kernel").into_iter().flatten() {
+    for (Case { name: file, path, .. }, truth) in captures("captures/kernel").into_iter().flatten()
+    {
         if truth.get("roce").is_none() {
             continue;
         }
-        let mut records = records(&path);
+        let mut records = whole_records(&path);
         let whole = dissect(&records, usize::MAX);
         let mut flipped = vec![None; records.len()];
         for ((octets, frame), flipped) in records.iter_mut().zip(&whole).zip(&mut flipped) {
@@ -352,7 +277,7 @@ fn a_flipped_bit_is_seen() {
             let Some(at) = flipped else { continue };
             let want = if *at == 4 { IcrcState::Good } else { IcrcState::Bad };
             let states: Vec<_> = frame.roce.iter().map(|roce| roce.icrc).collect();
-            assert_eq!(states, [want], "{}: frame {}", name(&path), frame.number);
+            assert_eq!(states, [want], "{file}: frame {}", frame.number);
         }
     }
 }

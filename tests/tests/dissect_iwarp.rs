@@ -1,40 +1,18 @@
 //! What the dissector makes of iWARP in captures that other stacks made: whole, without their
 //! beginning, with frames missing, repeated or cut.
 
-use std::{
-    collections::BTreeMap,
-    fs::File,
-    net::IpAddr,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, net::IpAddr};
 
 use serde_json::Value;
 use userdma_proto::{
-    dissect::{
-        CrcState, DdpHeader, Dissector, Fpdu, Frame, Iwarp, Layer, Markers, Operation, Options,
-        capture::{LinkType, Reader, Record},
-    },
+    dissect::{CrcState, DdpHeader, Fpdu, Frame, Iwarp, Layer, Markers, Operation},
     wire::iwarp::{mpa::StartKind, rdmap::Opcode},
 };
-use userdma_tests::{Rng, shared};
-
-/// One record of a capture, owned.
-#[derive(Clone)]
-struct Octets {
-    link: LinkType,
-    len: u32,
-    data: Vec<u8>,
-}
-
-/// The records of a file; `None` if it is no capture that can be read to its end.
-fn records(path: &Path) -> Option<Vec<Octets>> {
-    let mut reader = Reader::new(File::open(path).ok()?).ok()?;
-    let mut out = Vec::new();
-    while let Some(Record { link, len, data, .. }) = reader.next_record().ok()? {
-        out.push(Octets { link, len, data: data.to_vec() });
-    }
-    Some(out)
-}
+use userdma_tests::{
+    Rng,
+    captures::{Octets, dissect, records},
+    shared, truth,
+};
 
 /// A capture with its truth beside it.
 struct Case {
@@ -43,26 +21,14 @@ struct Case {
     truth: Value,
 }
 
+/// Those of a folder that can be read to their end.
 fn cases(folder: &str) -> Vec<Case> {
     let Some(folder) = shared(folder) else { return Vec::new() };
-    let mut out = Vec::new();
-    for entry in std::fs::read_dir(folder).expect("a folder") {
-        let path = entry.expect("an entry").path();
-        let beside = PathBuf::from(format!("{}.json", path.display()));
-        let truth = if beside.exists() { beside } else { path.with_extension("json") };
-        if path.extension().is_none_or(|ext| ext == "json") || !truth.exists() {
-            continue;
-        }
-        let Some(records) = records(&path) else { continue };
-        let truth = std::fs::read(truth).expect("it can be read");
-        out.push(Case {
-            name: path.file_name().expect("a file").to_string_lossy().into_owned(),
-            records,
-            truth: serde_json::from_slice(&truth).expect("JSON"),
-        });
-    }
-    out.sort_by(|a, b| a.name.cmp(&b.name));
-    out
+    let with_records = |case: truth::Case| {
+        let (records, truth) = (records(&case.path).ok()?, case.truth());
+        Some(Case { name: case.name, records, truth })
+    };
+    truth::cases(&folder).into_iter().filter_map(with_records).collect()
 }
 
 /// The kernel's captures that have FPDUs.
@@ -72,23 +38,6 @@ fn kernel_cases() -> Vec<Case> {
     let found: Vec<Case> = cases("captures/kernel").into_iter().filter(has_fpdus).collect();
     assert!(found.len() >= 25 || shared("captures/kernel").is_none(), "{} captures", found.len());
     found
-}
-
-/// Frames of the records with these numbers, in this order.
-fn dissect<'a>(records: impl IntoIterator<Item = &'a Octets>, snaplen: usize) -> Vec<Frame> {
-    let mut dissector = Dissector::new(Options::default());
-    let mut frames = Vec::new();
-    for (number, octets) in (1..).zip(records) {
-        let data = &octets.data[..octets.data.len().min(snaplen)];
-        let Octets { link, len, .. } = *octets;
-        dissector.handle_record(&Record { number, time_ns: None, len, data, link, erf: None });
-        frames.extend(std::iter::from_fn(|| dissector.poll_frame()));
-    }
-    dissector.finish();
-    frames.extend(std::iter::from_fn(|| dissector.poll_frame()));
-    let numbers: Vec<u64> = frames.iter().map(|frame| frame.number).collect();
-    assert_eq!(numbers, (1..=numbers.len() as u64).collect::<Vec<_>>());
-    frames
 }
 
 fn iwarp(frames: &[Frame]) -> impl Iterator<Item = (&Frame, &Iwarp)> {

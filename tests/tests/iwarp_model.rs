@@ -8,12 +8,12 @@ use userdma_proto::{
     iwarp::Event,
     mem::AtomicOp,
     verbs::{
-        Access, Imm, Payload, QpState, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge, Wc,
-        WcOpcode, WcStatus,
+        Access, Imm, Payload, QpState, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Wc, WcOpcode,
+        WcStatus,
     },
-    wire::ids::{LKey, Qpn, RKey},
+    wire::ids::{Qpn, RKey},
 };
-use userdma_tests::{PD, Pair, Rng, config};
+use userdma_tests::{PD, Pair, Rng, config, split};
 
 /// Keys of each side: what the peer works on, where its own requests come from and go to, where
 /// receives land.
@@ -218,15 +218,6 @@ fn receive(p: &mut Plan, rng: &mut Rng, data: &[u8], side: usize, set: impl FnOn
     };
     set(&mut wc);
     p.recv_wcs.push(wc);
-}
-
-/// `len` octets from `addr`, cut into one to four pieces, some of them empty.
-fn split<L: FromIterator<Sge>>(rng: &mut Rng, addr: u64, len: u32, key: u32) -> L {
-    let mut cuts: Vec<u32> =
-        (0..rng.below(4)).map(|_| rng.below(u64::from(len) + 1) as u32).collect();
-    cuts.extend([0, len]);
-    cuts.sort_unstable();
-    cuts.windows(2).map(|w| Sge::new(addr + u64::from(w[0]), w[1] - w[0], LKey(key))).collect()
 }
 
 struct Settings {

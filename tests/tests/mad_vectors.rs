@@ -5,31 +5,13 @@
 //! The material is looked for in `$USERDMA_SHARED`, by default in `shared` beside the tree. Where
 //! it is missing a test says SKIPPED; the messages that matter most stand in proto's own tests.
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, fs, path::PathBuf};
 
-use serde_json::Value;
 use userdma_proto::wire::mad::{
     MAD_LEN, METHOD_SEND, Mad, attribute_name,
     cm::{self, Message, PortSpace, Reason},
 };
-use userdma_tests::shared;
-
-fn json(file: &Path) -> Value {
-    let text = fs::read_to_string(file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
-    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", file.display()))
-}
-
-fn unhex(value: &Value) -> Vec<u8> {
-    let digits = value.as_str().expect("a string of hex digits");
-    (0..digits.len())
-        .step_by(2)
-        .map(|at| u8::from_str_radix(&digits[at..at + 2], 16).expect("hex digits"))
-        .collect()
-}
+use userdma_tests::{json, shared, unhex};
 
 /// The message of a MAD; what is written again is equal to the last bit.
 fn there_and_back(octets: &[u8; MAD_LEN]) -> Message<'_> {

@@ -13,11 +13,11 @@ use userdma_proto::{
     roce::{Config, Event, PathMtu, Qp, QpAttr, Received, Train, Window},
     time::Instant,
     verbs::{
-        Access, Imm, Payload, QpState, QpType, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge,
-        Wc, WcOpcode, WcStatus,
+        Access, Imm, Payload, QpState, QpType, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Wc,
+        WcOpcode, WcStatus,
     },
     wire::{
-        ids::{LKey, Psn, Qpn, RKey},
+        ids::{Psn, Qpn, RKey},
         roce::{
             Packet,
             bth::Bth,
@@ -26,7 +26,7 @@ use userdma_proto::{
         },
     },
 };
-use userdma_tests::{PD, PlainMemory, Rng};
+use userdma_tests::{PD, PlainMemory, Rng, split};
 use zerocopy::FromBytes;
 
 const TARGET: u32 = 0x1000;
@@ -222,15 +222,6 @@ fn receive(p: &mut Plan, rng: &mut Rng, data: &[u8], side: usize, set: impl FnOn
     };
     set(&mut wc);
     p.recv_wcs.push(wc);
-}
-
-/// `len` octets from `addr`, cut into one to four pieces, some of them empty.
-fn split<L: FromIterator<Sge>>(rng: &mut Rng, addr: u64, len: u32, key: u32) -> L {
-    let mut cuts: Vec<u32> =
-        (0..rng.below(4)).map(|_| rng.below(u64::from(len) + 1) as u32).collect();
-    cuts.extend([0, len]);
-    cuts.sort_unstable();
-    cuts.windows(2).map(|w| Sge::new(addr + u64::from(w[0]), w[1] - w[0], LKey(key))).collect()
 }
 
 /// A packet on its way; the earliest is the greatest.

@@ -5,7 +5,7 @@
 //! The material is looked for in `$USERDMA_SHARED`, by default in `shared` beside the tree. Where
 //! it is missing a test says SKIPPED; the same vectors that matter most stand in proto's own tests.
 
-use std::{fs, path::Path};
+use std::fs;
 
 use serde_json::Value;
 use userdma_proto::wire::{
@@ -18,21 +18,8 @@ use userdma_proto::wire::{
     },
     roce::{Packet, grh::Grh, icrc, opcode::Opcode},
 };
-use userdma_tests::shared;
+use userdma_tests::{json, shared, unhex};
 use zerocopy::FromBytes;
-
-fn json(file: &Path) -> Value {
-    let text = fs::read_to_string(file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
-    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", file.display()))
-}
-
-fn unhex(value: &Value) -> Vec<u8> {
-    let digits = value.as_str().expect("a string of hex digits");
-    (0..digits.len())
-        .step_by(2)
-        .map(|at| u8::from_str_radix(&digits[at..at + 2], 16).expect("hex digits"))
-        .collect()
-}
 
 /// The entries of one part of `vectors.json`, at least `least` of them.
 fn vectors(part: &str, least: usize) -> Option<Vec<Value>> {
