@@ -74,13 +74,6 @@ impl Peers {
         self.entry(ip).local = Some(local);
     }
 
-    /// The peer at `ip`, if it is known: it was heard of just now.
-    fn known(&mut self, ip: IpAddr) -> Option<&mut Peer> {
-        let peer = self.peers.get_mut(&ip)?;
-        peer.used = true;
-        Some(peer)
-    }
-
     /// Judges a packet that came from `from` to `to`. Only who sends a good one is remembered.
     pub(super) fn judge(
         &mut self,
@@ -109,22 +102,17 @@ impl Peers {
     }
 
     fn judge_v4(&mut self, path: &PathV4, octets: &[u8]) -> Verdict {
-        let (ip, local) = (IpAddr::V4(path.src), Some(path.dst.into()));
-        let Some(df) = self.peers.get(&ip).and_then(|peer| peer.dont_fragment) else {
-            // DF first: most peers set it.
-            let Some(found) = [true, false].into_iter().find(|&df| fits(path, octets, df)) else {
-                return Verdict::Bad;
-            };
-            let peer = self.entry(ip);
-            (peer.dont_fragment, peer.local) = (Some(found), local);
+        // One sum tells which DF fits: never both.
+        let Some(found) = verify_unknown_id(path, octets, None) else {
+            return Verdict::Bad;
+        };
+        let (df, local) = (found.dont_fragment, Some(path.dst.into()));
+        let peer = self.entry(path.src.into());
+        let Some(known) = peer.dont_fragment else {
+            (peer.dont_fragment, peer.local) = (Some(df), local);
             return Verdict::Learnt;
         };
-        let is_good = fits(path, octets, df);
-        if !is_good && !fits(path, octets, !df) {
-            return Verdict::Bad;
-        }
-        let Some(peer) = self.known(ip) else { return Verdict::Bad };
-        if is_good {
+        if df == known {
             (peer.contrary, peer.local) = (0, local);
             return Verdict::Good;
         }
@@ -132,7 +120,7 @@ impl Peers {
         if peer.contrary < CHANGE_OF_MIND {
             return Verdict::OtherDf;
         }
-        (peer.dont_fragment, peer.contrary, peer.local) = (Some(!df), 0, local);
+        (peer.dont_fragment, peer.contrary, peer.local) = (Some(df), 0, local);
         Verdict::Relearnt
     }
 
@@ -157,10 +145,6 @@ impl Peers {
         peer.used = is_known;
         peer
     }
-}
-
-fn fits(path: &PathV4, octets: &[u8], df: bool) -> bool {
-    verify_unknown_id(path, octets, Some(df)).is_some()
 }
 
 /// Over IPv6 nothing is hidden that the ICRC covers.
