@@ -38,7 +38,6 @@ const VXLAN_PORTS: [u16; 2] = [4789, 8472];
 const GENEVE_PORT: u16 = 6081;
 const TRANSPARENT_ETHERNET: u16 = 0x6558;
 const MPLS: u16 = 0x8847;
-const FIRST_ETHERTYPE: u16 = 0x600;
 /// Ethernet right in IP (RFC 8986).
 const ETHERNET: IpNumber = IpNumber(143);
 
@@ -435,7 +434,7 @@ impl Walk<'_> {
         if ethertype == TRANSPARENT_ETHERNET {
             return self.ethernet(octets, missing);
         }
-        if ethertype < FIRST_ETHERTYPE {
+        if ethertype < link::FIRST_ETHERTYPE {
             // A number from before EtherTypes (RFC 1701), 0 of a keepalive: no length, as in a frame.
             self.frame.stack.push(Layer::Data);
             return None;

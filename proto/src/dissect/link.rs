@@ -36,7 +36,7 @@ const RARP: EtherType = EtherType(0x8035);
 const MAC_CONTROL: EtherType = EtherType(0x8808);
 const ROCE_V1: EtherType = EtherType(crate::wire::roce::ETHERTYPE);
 /// Below, the field is a length.
-const FIRST_ETHERTYPE: u16 = 0x600;
+pub(super) const FIRST_ETHERTYPE: u16 = 0x600;
 
 /// What a link layer carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
