@@ -73,6 +73,7 @@
 
 pub mod cm;
 pub mod congestion;
+mod load;
 pub mod port;
 mod qp;
 mod requester;

@@ -6,7 +6,7 @@ use core::net::SocketAddr;
 
 use super::{
     Attributes, Completion, Config, Event, MAX_TRAIN, ModifyError, QpAttr, Reason, Received, Stats,
-    Train, Window, requester::Requester, responder::Responder, transmit::Limit,
+    Train, Window, load::Share, requester::Requester, responder::Responder, transmit::Limit,
 };
 use crate::{
     mem::Memory,
@@ -27,6 +27,8 @@ pub struct Qp {
     /// What was ever set.
     given: QpAttr,
     pub(super) window: Window,
+    /// What a port lets it have on the way of what its queue pairs share; `None` without a port.
+    pub(super) share: Option<Share>,
     pub(super) stats: Stats,
     pub(super) tx: Requester,
     pub(super) rx: Responder,
@@ -47,6 +49,7 @@ impl Qp {
             attr: Attributes::default(),
             given: QpAttr::default(),
             window: Window::default(),
+            share: None,
             stats: Stats::default(),
             tx: Requester::default(),
             rx: Responder::default(),
