@@ -713,7 +713,7 @@ impl Qp {
                 None => self.ends(),
             };
             let len = packet_len(&plan.headers, plan.len);
-            if !train.takes(len, ends.0, ends.1, limit) {
+            if !train.takes(len, ends.0, ends.1, limit) || !self.keeps_pace(now, len) {
                 break;
             }
             let after = self.tx.next + u64::from(plan.packets);

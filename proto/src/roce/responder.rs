@@ -19,6 +19,7 @@ use super::{
 use crate::{
     mem::{AccessError, AtomicOp, Memory},
     srq::{Receive, ReceiveQueue, Receives},
+    time::Instant,
     verbs::{Access, Imm, PostError, RecvWr, Wc, WcOpcode, WcStatus, pieces},
     wire::{
         ids::{Psn, RKey},
@@ -683,6 +684,7 @@ impl Qp {
     /// Fills `train` with answers, in the order of the requests.
     pub(super) fn transmit_answers<M: Memory + ?Sized>(
         &mut self,
+        now: Instant,
         mem: &M,
         limit: Limit,
         train: &mut Train,
@@ -730,7 +732,8 @@ impl Qp {
             };
             let payload = source.len() as u32;
             let (local, peer) = self.ends();
-            if !train.takes(packet_len(&headers, payload), local, peer, limit) {
+            let len = packet_len(&headers, payload);
+            if !train.takes(len, local, peer, limit) || payload > 0 && !self.keeps_pace(now, len) {
                 return;
             }
             let pushed = train.push((local, peer), &mut headers, source, mem, self.config.scope);

@@ -242,8 +242,9 @@ impl Port {
     /// bits, neither 0 nor 1, and not given out again soon.
     ///
     /// # Errors
-    /// There are too many.
+    /// There are too many, or [`Config::dcqcn`](super::Config::dcqcn) is out of range.
     pub fn create_qp(&mut self, config: super::Config) -> Result<Qpn, PortError> {
+        config.dcqcn.map_or(Ok(()), |dcqcn| dcqcn.check())?;
         let generation = self.cm.word() as u8;
         let most = self.slots.most();
         self.slots.insert(config, generation).ok_or(PortError::TooManyQps(most))

@@ -8,6 +8,7 @@ use crate::{
     roce::{
         ModifyError, PathMtu, Reason, Window,
         cm::{self, Awaited, CmError, ConnId, Ended, Established, Rejected},
+        congestion::DcqcnError,
     },
     verbs::{PostError, QpState, QpType},
     wire::ids::Qpn,
@@ -327,6 +328,9 @@ pub enum PortError {
     /// The socket is bound to all addresses, and none was given.
     #[error("our own address toward {0} is not known: say it")]
     NoLocalAddress(IpAddr),
+    /// The parameters of congestion control make no sense.
+    #[error(transparent)]
+    Dcqcn(#[from] DcqcnError),
     /// What the connection manager says.
     #[error(transparent)]
     Cm(#[from] CmError),
