@@ -299,7 +299,7 @@ impl Qp {
         }
         match (kind, bth.opcode().info()) {
             (QpType::Rc, Some(info)) if !info.request => self.handle_response(now, received, mem),
-            (QpType::Rc, _) => self.handle_request(received, mem),
+            (QpType::Rc, _) => self.handle_request(now, received, mem),
             (QpType::Uc, Some(info)) => self.handle_uc(received, info, mem),
             (QpType::Ud, Some(_)) => self.handle_ud(received, mem),
             (QpType::Uc | QpType::Ud, None) => self.stats.malformed += 1,

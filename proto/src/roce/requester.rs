@@ -177,6 +177,14 @@ impl Work {
     }
 }
 
+/// A request that the peer refused for good.
+#[derive(Debug, Clone, Copy)]
+struct Doomed {
+    seq: u64,
+    status: WcStatus,
+    vendor_err: u32,
+}
+
 /// A packet that may be sent next.
 struct Plan {
     headers: Headers,
@@ -223,6 +231,9 @@ pub(super) struct Requester {
     /// The peer said that this packet is missing, and it was sent again: to say so once more means
     /// nothing.
     rewound: Option<u64>,
+    /// What the peer said that this packet asks for is wrong, while one before it waits for its
+    /// answer.
+    doomed: Option<Doomed>,
     /// See [`load`](super::load).
     stale: Load,
     spare: Load,
@@ -504,13 +515,20 @@ impl Qp {
         self.tx.deadline = None;
         self.stats.timeouts += 1;
         if self.tx.retries >= self.attr.retry_cnt {
-            self.fail_work(0, WcStatus::RETRY_EXC_ERR, 0);
+            self.give_up();
             return;
         }
         self.tx.retries += 1;
         self.tx.rewound = None;
         self.tx.drop_stale();
         self.tx.seek(self.tx.una);
+    }
+
+    /// The oldest request stays without its answer. If that is because the peer refused a later one,
+    /// its word is told.
+    fn give_up(&mut self) {
+        let vendor_err = self.tx.doomed.map_or(0, |doomed| doomed.vendor_err);
+        self.fail_work(0, WcStatus::RETRY_EXC_ERR, vendor_err);
     }
 
     /// Takes a response packet of an RC queue pair.
@@ -616,11 +634,34 @@ impl Qp {
                 return;
             }
         };
-        // The peer is in its error state: what is unanswered now stays so.
-        self.acknowledge(now, seq);
-        let index =
-            self.tx.queue.iter().position(|work| work.started && seq < work.end()).unwrap_or(0);
-        self.fail_work(index, status, Syndrome::Nak(code).to_octet().into());
+        let vendor_err = Syndrome::Nak(code).to_octet().into();
+        if self.tx.doomed.is_none_or(|doomed| seq < doomed.seq) {
+            self.tx.doomed = Some(Doomed { seq, status, vendor_err });
+        }
+        self.meet_doom(now);
+        // IBTA vol. 1, 9.7.5.1.2: a response behind a READ that has none implies that this is lost.
+        // It is asked for again, and completes, or runs out of retries, in its turn; where nobody
+        // counts retries it ends here.
+        if self.tx.doomed.is_some() {
+            if self.attr.ack_timeout().is_none() {
+                self.give_up();
+            } else {
+                self.rewind_for_gap();
+            }
+        }
+    }
+
+    /// The request that the peer refused fails as soon as all before it is done.
+    fn meet_doom(&mut self, now: Instant) {
+        let Some(Doomed { seq, status, vendor_err }) = self.tx.doomed else {
+            return;
+        };
+        let done = self.acknowledge(now, seq);
+        let itself = self.tx.queue.front().is_some_and(|work| work.started && seq < work.end());
+        if done || itself {
+            self.tx.doomed = None;
+            self.fail_work(0, status, vendor_err);
+        }
     }
 
     /// A READ response, the answer to an atomic, or that to a FLUSH or ATOMIC_WRITE.
@@ -689,6 +730,7 @@ impl Qp {
         }
         self.stats.payload_received += data.len() as u64;
         self.acknowledge_response(now);
+        self.meet_doom(now);
     }
 
     /// Fills `train` with requests.
@@ -702,6 +744,9 @@ impl Qp {
         let rc = self.config.kind == QpType::Rc;
         self.tx.starved = None;
         while self.tx.rnr_until.is_none() && self.start_work(mem, train.is_empty()) {
+            if self.tx.doomed.is_some_and(|doomed| self.tx.next >= doomed.seq) {
+                break;
+            }
             let Some(mut plan) = self.plan() else {
                 break;
             };
