@@ -1653,6 +1653,37 @@ fn a_tail_that_is_lost_is_found() {
     assert_eq!(lab.asks(), [(at(10), false), (at(11), true)]);
     lab.take(ack(at(11)));
     assert_eq!((lab.statuses().len(), lab.stats().timeouts), (4, 0));
+
+    // An answer goes first, and the acknowledgement says nothing else than that.
+    let atomic = |id| {
+        let op = SendOp::FetchAdd { remote: remote(OPEN), add: 1, mask: 0 };
+        SendWr::new(id, op, [local(0, 8)])
+    };
+    let answer = |n| {
+        packet(Opcode::RC_ATOMIC_ACK, at(n), 0)
+            .aeth(0x1f, 1)
+            .with(|h| h.atomic_ack_eth = Some(AtomicAckEth::new(7)))
+    };
+    let mut lab = orderly(|_| {});
+    [SendWr::send(0, []), atomic(1), SendWr::send(2, [])].into_iter().for_each(|wr| lab.post(wr));
+    assert_eq!(lab.sent().len(), 3);
+    lab.take(nak(at(0), 0x60));
+    assert_eq!(lab.asks(), [(at(0), true)]);
+    lab.take(answer(1));
+    assert_eq!(lab.asks(), []);
+    lab.take(ack(at(1)));
+    assert_eq!(lab.asks(), [(at(2), true)]);
+    // What was missing is answered itself: no acknowledgement follows.
+    let mut lab = orderly(|_| {});
+    [atomic(0), SendWr::send(1, [])].into_iter().for_each(|wr| lab.post(wr));
+    assert_eq!(lab.sent().len(), 2);
+    lab.take(nak(at(0), 0x60));
+    assert_eq!(lab.asks(), [(at(0), true)]);
+    lab.take(answer(0));
+    assert_eq!(lab.asks(), [(at(1), true)]);
+    // Where something else is missing, this is what the peer says next.
+    lab.take(nak(at(1), 0x60));
+    assert_eq!(lab.asks(), []);
 }
 
 /// Answers are taken in order only: after one that is lost everything is asked for again.
