@@ -36,7 +36,7 @@ use userdma::{
 
 use crate::{
     Usage,
-    bare::{Bare, MIN_SAMPLES, WARM_UP, histogram},
+    bare::{self, Bare, MIN_SAMPLES, WARM_UP, histogram},
     child::ServerProcess,
     common::{
         Common, Link, PATIENCE, Shape, Target, check_wc, close, connect, counters, server, settled,
@@ -838,10 +838,12 @@ pub(crate) fn run(args: Perf, runtime: &Runtime) -> Result<ExitCode> {
     let (mut ours, mut baselines) = (Vec::new(), Vec::new());
     let mut crc = false;
     for _ in 0..args.runs {
-        if let Some(bare) = &bare_server {
-            let addr = runtime.block_on(bare.target().resolve())?[0];
+        if let Some(process) = &bare_server {
+            let addr = runtime.block_on(process.target().resolve())?[0];
             let run = args.run();
-            baselines.push(Bare::new(run.op, run.measure, run.size, run.millis).measure(addr)?);
+            let transport = args.common.transport;
+            let bare = Bare::new(transport, run.op, run.measure, run.size, bare::MTU, run.millis);
+            baselines.push(bare.measure(addr)?);
         }
         if stop.is_raised() {
             bail!("interrupted");
