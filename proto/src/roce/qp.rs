@@ -325,6 +325,11 @@ impl Qp {
         !train.is_empty()
     }
 
+    /// Send work that was posted and is not done, whether it was begun or not.
+    pub fn unfinished_sends(&self) -> usize {
+        self.tx.unfinished()
+    }
+
     /// The next finished work request.
     pub fn poll_completion(&mut self) -> Option<Completion> {
         self.completions.pop_front()
