@@ -122,7 +122,10 @@ impl Qp {
         match to {
             Reset => {
                 let (config, window) = (self.config.clone(), self.window);
+                let mut receives = core::mem::take(&mut self.rx.receives);
+                receives.reset();
                 *self = Self { window, ..Self::new(config) };
+                self.rx.receives = receives;
             }
             Init => self.state = Init,
             Rtr => {
