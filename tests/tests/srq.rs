@@ -14,8 +14,8 @@ use std::{
 
 use common::*;
 use userdma::{
-    Access, Cq, Device, DeviceOptions, Error, Listener, Mr, Pd, PostError, Qp, QpInit, QpState,
-    RecvWr, Region, SendOp, SendWr, Sge, Srq, Wc, WcOpcode, WcStatus,
+    Access, CloseReason, Cq, Device, DeviceOptions, Error, Listener, Mr, Pd, PostError, Qp, QpInit,
+    QpState, RecvWr, Region, SendOp, SendWr, Sge, Srq, Wc, WcOpcode, WcStatus,
     proto::{
         iwarp::{self, Event},
         srq::{Receive, Receives, SharedQueue},
