@@ -122,7 +122,10 @@ impl Qp {
         match to {
             Reset => {
                 let (config, window) = (self.config.clone(), self.window);
+                let mut receives = core::mem::take(&mut self.rx.receives);
+                receives.reset();
                 *self = Self { window, ..Self::new(config) };
+                self.rx.receives = receives;
             }
             Init => self.state = Init,
             Rtr => {
@@ -323,6 +326,11 @@ impl Qp {
         self.stats.packets_sent += train.packets() as u64;
         self.tell_drained();
         !train.is_empty()
+    }
+
+    /// Send work that was posted and is not done, whether it was begun or not.
+    pub fn unfinished_sends(&self) -> usize {
+        self.tx.unfinished()
     }
 
     /// The next finished work request.

@@ -204,6 +204,11 @@ impl Requester {
         }
     }
 
+    /// Work that has not completed.
+    pub(super) fn unfinished(&self) -> usize {
+        self.queue.len()
+    }
+
     /// Whether nothing that was begun is unfinished.
     pub(super) fn is_drained(&self) -> bool {
         self.una == self.end

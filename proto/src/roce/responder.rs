@@ -5,8 +5,11 @@
 //! acknowledged again, and a READ, atomic or FLUSH answered again. One behind it is a gap, which is
 //! told once. What comes out of order is dropped: a responder that keeps it would do so where
 //! [`Qp::handle_request`] finds the gap.
+//!
+//! Receives are the queue pair's own or shared ([`ReceiveQueue`]). A SEND has its receive from its
+//! first packet on, a WRITE with immediate looks for one with its last.
 
-use alloc::collections::VecDeque;
+use alloc::{collections::VecDeque, sync::Arc};
 
 use super::{
     Completion, Qp, Reason, Received, Train,
@@ -15,7 +18,7 @@ use super::{
 };
 use crate::{
     mem::{AccessError, AtomicOp, Memory},
-    srq::Receive,
+    srq::{Receive, ReceiveQueue, Receives},
     verbs::{Access, Imm, PostError, RecvWr, Wc, WcOpcode, WcStatus, pieces},
     wire::{
         ids::{Psn, RKey},
@@ -33,8 +36,16 @@ use crate::{
 /// A message of several packets, of which some came.
 #[derive(Debug)]
 pub(super) enum Message {
-    Send { receive: Receive, placed: u32 },
-    Write { rkey: RKey, addr: u64, len: u32, placed: u32 },
+    /// Its receive is the current one of the queue.
+    Send {
+        placed: u32,
+    },
+    Write {
+        rkey: RKey,
+        addr: u64,
+        len: u32,
+        placed: u32,
+    },
 }
 
 /// What a request is answered.
@@ -92,7 +103,7 @@ const OPERATIONAL: Refusal = Refusal::Nak(NakCode::REMOTE_OPERATIONAL);
 /// The responding half.
 #[derive(Debug, Default)]
 pub(super) struct Responder {
-    pub(super) queue: VecDeque<Receive>,
+    pub(super) receives: ReceiveQueue,
     pub(super) expected: Psn,
     msn: u32,
     pub(super) message: Option<Message>,
@@ -126,6 +137,12 @@ impl Responder {
         self.receive_status = None;
     }
 
+    /// Receives that are posted to the queue pair and that no message has taken.
+    fn posted(&self) -> usize {
+        let taken = matches!(self.message, Some(Message::Send { .. }));
+        self.receives.len() - usize::from(taken)
+    }
+
     /// READs that wait for their turn or are being answered.
     fn reads(&self) -> usize {
         self.answers.iter().filter(|a| matches!(a, Answer::Read { fresh: true, .. })).count()
@@ -135,12 +152,38 @@ impl Responder {
 impl Qp {
     /// Checks a receive and queues it.
     pub(super) fn push_receive(&mut self, wr: RecvWr, tag: u64) -> Result<(), PostError> {
-        let receive = Receive::new(wr, tag, self.config.max_sge)?;
-        if self.rx.queue.len() >= self.config.max_recv_wr {
-            return Err(PostError::QueueFull { max: self.config.max_recv_wr });
+        // The receive of the message in hand is off the queue.
+        let in_hand = self.rx.receives.len() - self.rx.posted();
+        let (max_wr, max_sge) = (self.config.max_recv_wr + in_hand, self.config.max_sge);
+        self.rx.receives.post(wr, tag, max_wr, max_sge)
+    }
+
+    /// Takes receives from `source`, which other queue pairs share, instead of a queue of its own:
+    /// one with the first packet of each SEND or datagram, or with the last of a WRITE with
+    /// immediate. To be called before the peer can send; [`Qp::post_recv`] is refused from then on.
+    /// It stays so in RESET.
+    ///
+    /// Where the queue is empty, RC makes the peer wait (RNR NAK), UC and UD drop the message and
+    /// count it ([`Stats::no_receive`](super::Stats::no_receive)). Acknowledgements carry no
+    /// credits, whatever [`Config::credits`](super::Config::credits) says: how many receives are
+    /// left for this queue pair is not known. Receives completed as flushed are those that a message
+    /// has taken already, the others stay where they are.
+    ///
+    /// # Errors
+    /// [`PostError::Invalid`] where receives are posted to the queue pair itself.
+    pub fn share_receives(&mut self, source: Arc<dyn Receives>) -> Result<(), PostError> {
+        if !self.rx.receives.is_empty() {
+            return Err(PostError::Invalid(
+                "receives are posted to the queue pair itself: it cannot share others' any more",
+            ));
         }
-        self.rx.queue.push_back(receive);
+        self.rx.receives = ReceiveQueue::shared(source);
         Ok(())
+    }
+
+    /// Whether the receives are those of a queue that others share.
+    pub fn shares_receives(&self) -> bool {
+        self.rx.receives.is_shared()
     }
 
     pub(super) fn complete_receive(&mut self, receive: &Receive, wc: Wc) {
@@ -150,12 +193,12 @@ impl Qp {
 
     pub(super) fn flush_receives(&mut self) {
         let flushed = |status| Wc { status, opcode: WcOpcode::RECV, ..Wc::default() };
-        let first = self.rx.receive_status.take().unwrap_or(WcStatus::WR_FLUSH_ERR);
-        if let Some(Message::Send { receive, .. }) = self.rx.message.take() {
-            self.complete_receive(&receive, flushed(first));
-        }
-        while let Some(receive) = self.rx.queue.pop_front() {
-            self.complete_receive(&receive, flushed(WcStatus::WR_FLUSH_ERR));
+        // How the message in hand failed is a matter of its receive, which is the front.
+        let mut status = self.rx.receive_status.take().unwrap_or(WcStatus::WR_FLUSH_ERR);
+        self.rx.message = None;
+        while let Some(receive) = self.rx.receives.finish() {
+            self.complete_receive(&receive, flushed(status));
+            status = WcStatus::WR_FLUSH_ERR;
         }
     }
 
@@ -230,8 +273,8 @@ impl Qp {
 
     /// What an answer that is no NAK says. Credits are in all of them, or in none.
     fn positive(&self) -> Syndrome {
-        Syndrome::Ack(if self.config.credits {
-            credit_code(u32::try_from(self.rx.queue.len()).unwrap_or(u32::MAX))
+        Syndrome::Ack(if self.config.credits && !self.rx.receives.is_shared() {
+            credit_code(u32::try_from(self.rx.posted()).unwrap_or(u32::MAX))
         } else {
             NO_CREDITS
         })
@@ -422,11 +465,13 @@ impl Qp {
         }
         let len = self.check_length(info.place, packet.payload_len)?;
         if info.place.begins() {
-            let receive = self.rx.queue.pop_front().ok_or(Refusal::NotReady)?;
-            self.rx.message = Some(Message::Send { receive, placed: 0 });
+            self.rx.receives.current().ok_or(Refusal::NotReady)?;
+            self.rx.message = Some(Message::Send { placed: 0 });
         }
         let scope = self.config.scope;
-        let Some(Message::Send { receive, placed }) = &mut self.rx.message else {
+        let (Some(Message::Send { placed }), Some(receive)) =
+            (&mut self.rx.message, self.rx.receives.current())
+        else {
             return Err(INVALID);
         };
         let sges = &receive.wr.sges;
@@ -454,7 +499,9 @@ impl Qp {
             mem.invalidate(scope, rkey).map_err(nak)?;
         }
         self.count_message();
-        if let Some(Message::Send { receive, placed }) = self.rx.message.take() {
+        if let Some(Message::Send { placed }) = self.rx.message.take()
+            && let Some(receive) = self.rx.receives.finish()
+        {
             let wc = Wc {
                 opcode: WcOpcode::RECV,
                 byte_len: placed,
@@ -497,7 +544,7 @@ impl Qp {
                     .map_err(nak)?;
             }
         }
-        if info.takes_receive && self.rx.queue.is_empty() {
+        if info.takes_receive && self.rx.receives.current().is_none() {
             return Err(Refusal::NotReady);
         }
         if len > 0 {
@@ -512,7 +559,7 @@ impl Qp {
         self.rx.message = None;
         self.count_message();
         if info.takes_receive
-            && let Some(receive) = self.rx.queue.pop_front()
+            && let Some(receive) = self.rx.receives.finish()
         {
             let wc = Wc {
                 opcode: WcOpcode::RECV_IMM,

@@ -1,6 +1,6 @@
 //! Settings, attributes, events and counters of a queue pair.
 
-use core::{net::SocketAddr, time::Duration};
+use core::{net::SocketAddr, ops::AddAssign, time::Duration};
 
 use crate::{
     mem::{PdId, Scope},
@@ -362,4 +362,27 @@ pub struct Stats {
     pub access_errors: u64,
     /// Packets that came marked by a congested router.
     pub ce_marked: u64,
+}
+
+impl AddAssign for Stats {
+    fn add_assign(&mut self, other: Self) {
+        self.packets_sent += other.packets_sent;
+        self.packets_resent += other.packets_resent;
+        self.packets_received += other.packets_received;
+        self.payload_sent += other.payload_sent;
+        self.payload_received += other.payload_received;
+        self.acks_sent += other.acks_sent;
+        self.rnr_naks_sent += other.rnr_naks_sent;
+        self.sequence_naks_sent += other.sequence_naks_sent;
+        self.rnr_naks_received += other.rnr_naks_received;
+        self.sequence_naks_received += other.sequence_naks_received;
+        self.timeouts += other.timeouts;
+        self.duplicates += other.duplicates;
+        self.out_of_order += other.out_of_order;
+        self.ghosts += other.ghosts;
+        self.malformed += other.malformed;
+        self.no_receive += other.no_receive;
+        self.access_errors += other.access_errors;
+        self.ce_marked += other.ce_marked;
+    }
 }

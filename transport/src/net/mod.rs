@@ -100,6 +100,19 @@ impl HostPort {
         }
     }
 
+    /// The first address, with `port` where none was written. Looks a name up, which waits.
+    pub(crate) fn resolve_now(&self, port: u16) -> Result<SocketAddr> {
+        let port = self.port.unwrap_or(port);
+        let name = match &self.host {
+            Host::V4(ip) => return Ok(SocketAddrV4::new(*ip, port).into()),
+            Host::V6(ip, scope) => return Ok(SocketAddrV6::new(*ip, port, 0, *scope).into()),
+            Host::Name(name) => name,
+        };
+        let mut found = std::net::ToSocketAddrs::to_socket_addrs(&(name.as_str(), port))
+            .map_err(|e| Error::io(format!("cannot look up {name}"), e))?;
+        found.next().ok_or_else(|| Error::BadAddress(format!("the name {name} has no address")))
+    }
+
     /// All addresses, with `port` where none was written. Looks names up.
     pub(crate) async fn resolve(&self, port: u16) -> Result<Vec<SocketAddr>> {
         let port = self.port.unwrap_or(port);

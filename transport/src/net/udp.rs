@@ -357,7 +357,30 @@ impl UdpSocket {
             .map_err(|e| Error::io(format!("cannot tell the MTU of the route to {}", to.ip()), e))
     }
 
+    /// The address from which packets to `to` leave, as the route says.
+    pub fn source_toward(&self, to: SocketAddr) -> Result<IpAddr> {
+        let source = self.probe(to).and_then(|probe| probe.local_addr());
+        source.ok().and_then(|addr| addr.as_socket()).map(|addr| addr.ip()).ok_or_else(|| {
+            Error::BadAddress(format!(
+                "no way leads to {} (`ip route get {}` shows what was tried)",
+                to.ip(),
+                to.ip()
+            ))
+        })
+    }
+
     fn try_path_mtu(&self, to: SocketAddr) -> io::Result<usize> {
+        let probe = self.probe(to)?;
+        let (level, name) = match to {
+            SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_MTU),
+            SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_MTU),
+        };
+        let mtu = sys::option(probe.as_fd(), level, name)?;
+        usize::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())
+    }
+
+    /// A socket that is connected to `to`, to be asked about the route.
+    fn probe(&self, to: SocketAddr) -> io::Result<Socket> {
         let probe = Socket::new(Domain::for_address(to), Type::DGRAM, Some(Protocol::UDP))?;
         if !self.local.ip().is_unspecified() {
             let mut from = self.local;
@@ -366,12 +389,7 @@ impl UdpSocket {
         }
         // Sends nothing; the route does not depend on the port.
         probe.connect(&SocketAddr::new(to.ip(), ROCE_PORT).with_scope_of(to).into())?;
-        let (level, name) = match to {
-            SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_MTU),
-            SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_MTU),
-        };
-        let mtu = sys::option(probe.as_fd(), level, name)?;
-        usize::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())
+        Ok(probe)
     }
 
     /// Sends a train along `route`: `pieces`, of which the first `sent` octets were sent by a call

@@ -5,7 +5,7 @@ use core::net::{IpAddr, SocketAddr};
 use super::{Accept, Connect, Event, Port, PortError, Request, Slot, specified};
 use crate::{
     roce::{
-        PathMtu, QpAttr, Window,
+        PathMtu, Qp, QpAttr, Window,
         cm::{self, ConnId, Datagrams, LocalQp, Reject, Resolve, Token},
         qp::canonical,
     },
@@ -46,6 +46,7 @@ impl Port {
         }
         let peer = canonical(wanted.peer);
         let local_ip = self.local_ip(wanted.local_ip, peer.ip())?;
+        let srq = self.qp(qpn).is_some_and(Qp::shares_receives);
         let connect = cm::Connect {
             local_port: wanted.local_port,
             transport,
@@ -63,6 +64,7 @@ impl Port {
                     responder_resources: wanted.responder_resources,
                     initiator_depth: wanted.initiator_depth,
                     rnr_retry_count: wanted.rnr_retry_count,
+                    srq,
                     ..LocalQp::new(qpn, self.psn())
                 },
             )
@@ -129,6 +131,7 @@ impl Port {
             responder_resources: answer.responder_resources.min(theirs.initiator_depth),
             initiator_depth: answer.initiator_depth.min(theirs.responder_resources),
             rnr_retry_count: answer.rnr_retry_count,
+            srq: self.qp(qpn).is_some_and(Qp::shares_receives),
             ..LocalQp::new(qpn, self.psn())
         };
         let accept = cm::Accept {

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! input:   handle_datagram(a packet)   handle_timeout
-//!          create_qp  modify  post_send  post_recv  destroy_qp
+//!          create_qp  share_receives  modify  post_send  post_recv  destroy_qp
 //!          connect  listen  accept  reject  disconnect
 //! output:  while let Some(destination) = poll_transmit(.., &mut train) { send the train }
 //!          poll_completion  to the completion queues
@@ -85,7 +85,10 @@ mod peers;
 mod slots;
 mod types;
 
-use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::Arc,
+};
 use core::net::{IpAddr, SocketAddr};
 
 pub use types::{
@@ -104,6 +107,7 @@ use super::{
 };
 use crate::{
     mem::{Memory, PdId, Scope},
+    srq::Receives,
     time::Instant,
     verbs::{QpState, QpType, RecvWr, SendWr},
     wire::{
@@ -305,6 +309,16 @@ impl Port {
             self.touch(qpn);
         }
         Ok(())
+    }
+
+    /// Has a queue pair take its receives from a queue that others share, as
+    /// [`Qp::share_receives`] does. A connection made afterwards says so to the peer.
+    ///
+    /// # Errors
+    /// There is no such queue pair, or receives are posted to it already.
+    pub fn share_receives(&mut self, qpn: Qpn, source: Arc<dyn Receives>) -> Result<(), PortError> {
+        let slot = self.slots.get_mut(qpn).ok_or(PortError::UnknownQp(qpn))?;
+        Ok(slot.qp.share_receives(source)?)
     }
 
     /// Takes one packet, from its BTH to its ICRC: `from` whom, `to` which of our addresses where
@@ -579,6 +593,11 @@ impl Port {
             self.finished.pop_front();
         }
         None
+    }
+
+    /// Whether [`Port::poll_completion`] may have something.
+    pub fn has_completions(&self) -> bool {
+        !self.finished.is_empty()
     }
 
     /// The next thing the program has to know.
