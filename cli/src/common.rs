@@ -454,7 +454,37 @@ pub(crate) async fn close(qp: &Qp) {
     }
 }
 
+/// What a connection moved so far.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moved {
+    /// FPDUs or packets, both ways.
+    pub(crate) packets: u64,
+    /// Octets of payload that were placed here.
+    pub(crate) octets_received: u64,
+    /// Octets of payload that left.
+    pub(crate) octets_sent: u64,
+}
+
 impl Link {
+    /// What it moved so far.
+    pub(crate) fn moved(&self) -> Moved {
+        match self.qp.roce_stats() {
+            Some(s) => Moved {
+                packets: s.packets_sent.wrapping_add(s.packets_received),
+                octets_received: s.payload_received,
+                octets_sent: s.payload_sent,
+            },
+            None => {
+                let s = self.qp.stats();
+                Moved {
+                    packets: s.fpdus_sent.wrapping_add(s.fpdus_received),
+                    octets_received: s.payload_received,
+                    octets_sent: s.payload_sent,
+                }
+            }
+        }
+    }
+
     /// What the start-up settled, for `-v`; `None` before.
     pub(crate) fn settled(&self) -> Option<String> {
         match self.qp.terms() {

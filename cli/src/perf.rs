@@ -484,8 +484,7 @@ impl<'a> Watch<'a> {
             bail!("the measurement is not over 15 s after its time");
         }
         // Of READs and WRITEs a server sees nothing else.
-        let stats = link.qp.stats();
-        let moved = stats.fpdus_sent.wrapping_add(stats.fpdus_received);
+        let moved = link.moved().packets;
         if moved != self.moved {
             (self.moved, self.since) = (moved, now);
             self.resting = false;
@@ -513,7 +512,7 @@ pub(crate) fn serve(mut side: Side, begin: &[u8], stop: &Stop) -> Result<Counted
     };
     let mut watch = Watch::new(stop, run, SERVER_PATIENCE);
     let peer = RemoteAddr::new(addr, RKey(rkey as u32));
-    let before = side.link.qp.stats();
+    let before = side.link.moved();
     let here = side.shared.remote(0);
     side.say(Say::READY, [here.addr, here.rkey.0.into(), 0])?;
     let begun = Instant::now();
@@ -556,15 +555,15 @@ pub(crate) fn serve(mut side: Side, begin: &[u8], stop: &Stop) -> Result<Counted
     if run.two_sided() && data != told {
         bail!("the client sent {told} messages, {data} arrived");
     }
-    let after = side.link.qp.stats();
+    let after = side.link.moved();
     // Nobody is told of a WRITE or a READ: the octets are counted, without Finish and Ready.
     let control = Say::LEN as u64;
     let counted = match run.op {
         PerfOp::Send => Some(octets),
         PerfOp::Write => {
-            Some((after.payload_received - before.payload_received).saturating_sub(control))
+            Some((after.octets_received - before.octets_received).saturating_sub(control))
         }
-        PerfOp::Read => Some((after.payload_sent - before.payload_sent).saturating_sub(control)),
+        PerfOp::Read => Some((after.octets_sent - before.octets_sent).saturating_sub(control)),
         PerfOp::Atomic => None,
     };
     if let Some(counted) = counted

@@ -63,6 +63,10 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 /// How long a peer may take to answer a disconnect until nobody waits for it any more.
 const FAREWELL: Duration = Duration::from_secs(1);
 
+/// A program that polls and takes a message gets so long to post its answer; the ACK that is owed
+/// goes along with that then, in the same send call. Shorter than half a round trip.
+const GRACE: Duration = Duration::from_micros(3);
+
 /// How far one turn may go.
 #[derive(Debug, Clone, Copy)]
 struct Budget {
@@ -113,6 +117,8 @@ struct Core {
     tap: Option<Tap>,
     /// Completions on their way to a queue: empty between turns.
     fresh: Vec<Wc>,
+    /// What is owed to peers waits until then for a post to take it along, while somebody polls.
+    owed_until: Instant,
     /// The last thing that the socket refused.
     trouble: Option<String>,
 }
@@ -210,6 +216,7 @@ impl Engine {
                 impairer: settings.impairer,
                 tap: settings.tap,
                 fresh: Vec::new(),
+                owed_until: Instant::ZERO,
                 trouble: None,
             }),
             peer_udp_port: settings.peer_udp_port,
@@ -657,10 +664,14 @@ impl Core {
             }
             turn.worked = true;
             if lazy && self.port.has_completions() {
+                self.owed_until = now + GRACE;
                 self.settle(engine, now, wakes);
                 return turn;
             }
             self.transmit(engine, now, TURN, &mut turn);
+        }
+        if lazy && !turn.worked && now < self.owed_until {
+            return turn;
         }
         self.transmit(engine, now, TURN, &mut turn);
         self.settle(engine, now, wakes);
@@ -771,6 +782,7 @@ impl Core {
     /// Completions to their futures and queues, events to whom they concern. Where a completion
     /// queue has overflowed, that is the end of its queue pairs.
     fn settle(&mut self, engine: &Engine, now: Instant, wakes: &mut Wakes) {
+        let mut eventful = false;
         loop {
             self.deliver(wakes);
             let mut quiet = true;
@@ -792,14 +804,14 @@ impl Core {
             if quiet {
                 break;
             }
+            eventful = true;
         }
         for (srq, _) in &self.srqs {
             srq.settle(wakes);
         }
-        let mut turn = Turn::default();
         // What events led to: answers of the connection manager.
-        if self.pending.is_none() {
-            self.transmit(engine, now, POST, &mut turn);
+        if eventful && self.pending.is_none() {
+            self.transmit(engine, now, POST, &mut Turn::default());
         }
     }
 
@@ -1348,10 +1360,12 @@ async fn drive(driven: Driven) {
             if !engine.is_awaited() {
                 engine.pause().await;
             }
-            engine.unarmed.store(false, Ordering::SeqCst);
-            turn = engine.turn(clock.now());
+            // Where the lock is taken somebody turns already, and to wait for it would cost him
+            // more than it brings.
+            turn = engine.turn_beside(clock.now());
             continue;
         }
+        engine.unarmed.store(false, Ordering::SeqCst);
         if now < spin_until {
             tokio::task::yield_now().await;
             turn = engine.turn(clock.now());
@@ -1395,9 +1409,17 @@ async fn drive(driven: Driven) {
 }
 
 impl Engine {
+    /// A turn of the task, unless somebody else turns.
+    fn turn_beside(&self, now: Instant) -> Turn {
+        match self.core.try_lock() {
+            Some(core) => self.turn_with(core, now, false),
+            None => Turn::default(),
+        }
+    }
+
     /// A short sleep without the socket.
     async fn pause(&self) {
-        let timer = self.core.lock().needs().timer;
+        let timer = self.core.try_lock().and_then(|core| core.needs().timer);
         tokio::select! {
             () = tokio::time::sleep(LOOK) => {}
             () = self.kick.notified() => {}
