@@ -28,6 +28,8 @@ mod ping;
 #[cfg(feature = "peers")]
 mod pingpong;
 #[cfg(feature = "peers")]
+mod roce;
+#[cfg(feature = "peers")]
 mod rping;
 #[cfg(feature = "peers")]
 mod serve;
@@ -57,6 +59,7 @@ Examples:
   userdma demo                          see every operation work and verified
   userdma serve --listen 10.0.0.1       rping's server, and that of demo and perf
   userdma ping 10.0.0.1 -c 10           rping's client
+  userdma demo --transport roce         the same over UDP: RoCEv2
   userdma perf --local --op write --size 1048576 --bw --baseline
   userdma pingpong 10.0.0.1             the client of ibv_rc_pingpong
   userdma dissect x.pcap                what RDMA a capture carries

@@ -39,8 +39,7 @@ use crate::{
     bare::{self, Bare, MIN_SAMPLES, WARM_UP, histogram},
     child::ServerProcess,
     common::{
-        Common, Link, PATIENCE, Shape, Target, check_wc, close, connect, counters, server, settled,
-        with_reason,
+        Common, Link, PATIENCE, Shape, Target, check_wc, close, connect, server, with_reason,
     },
     output::{self, counted, line, note},
     session::{self, Hello, MAX_MILLIS, MAX_SIZE, Measure, Mode, PerfOp, Reader, confirm},
@@ -821,7 +820,7 @@ pub(crate) fn run(args: Perf, runtime: &Runtime) -> Result<ExitCode> {
     let inside = runtime.enter();
     let stop = Stop::on_signals()?;
     let mut server = match args.local {
-        true => Some(runtime.block_on(ServerProcess::start(&args.common.to_args()))?),
+        true => Some(runtime.block_on(ServerProcess::start(false, &args.common.to_args()))?),
         false => None,
     };
     let bare_server = match args.baseline {
@@ -835,6 +834,7 @@ pub(crate) fn run(args: Perf, runtime: &Runtime) -> Result<ExitCode> {
         (None, None) => return Err(Usage("where to? give ADDR or --local".into()).into()),
     };
 
+    let common = args.common.for_local(server.as_ref().and_then(ServerProcess::udp_port));
     let (mut ours, mut baselines) = (Vec::new(), Vec::new());
     let mut crc = false;
     for _ in 0..args.runs {
@@ -848,7 +848,7 @@ pub(crate) fn run(args: Perf, runtime: &Runtime) -> Result<ExitCode> {
         if stop.is_raised() {
             bail!("interrupted");
         }
-        let (measured, with_crc) = match once(&args, &target, runtime, &stop) {
+        let (measured, with_crc) = match once(&args, &common, &target, runtime, &stop) {
             Ok(measured) => measured,
             Err(e) => {
                 let complaint = match &mut server {
@@ -881,14 +881,20 @@ pub(crate) fn run(args: Perf, runtime: &Runtime) -> Result<ExitCode> {
 }
 
 /// One connection, one measurement; and whether there was a CRC.
-fn once(args: &Perf, target: &Target, runtime: &Runtime, stop: &Stop) -> Result<(Measured, bool)> {
+fn once(
+    args: &Perf,
+    common: &Common,
+    target: &Target,
+    runtime: &Runtime,
+    stop: &Stop,
+) -> Result<(Measured, bool)> {
     let run = args.run();
     let hello = Hello { mode: args.mode(), seed: session::fresh_seed() };
     let private_data = hello.to_bytes();
     let link = runtime
         .block_on(async {
             tokio::select! {
-                link = connect(&args.common, target, shape(run), &private_data) => link,
+                link = connect(common, target, shape(run), &private_data) => link,
                 () = stop.raised() => bail!("interrupted"),
             }
         })
@@ -896,9 +902,9 @@ fn once(args: &Perf, target: &Target, runtime: &Runtime, stop: &Stop) -> Result<
     confirm(hello, &link.qp)?;
     let established = link.qp.established();
     if args.common.verbose
-        && let Some(e) = &established
+        && let Some(settled) = link.settled()
     {
-        note(&settled(e));
+        note(&settled);
     }
     let side = Side::new(link.clone(), run)?;
     side.post_receives()?;
@@ -916,7 +922,7 @@ fn once(args: &Perf, target: &Target, runtime: &Runtime, stop: &Stop) -> Result<
         }
     };
     if args.common.verbose {
-        note(&counters(&link.qp.stats()));
+        note(&link.counters());
     }
     let measured = measured?;
     if args.common.verbose {
@@ -928,7 +934,8 @@ fn once(args: &Perf, target: &Target, runtime: &Runtime, stop: &Stop) -> Result<
         note(&format!("{messages} in {:.3} s{samples}", measured.seconds));
     }
     enough(run, &measured)?;
-    Ok((measured, established.is_some_and(|e| e.crc)))
+    // RoCE has no packet without its ICRC.
+    Ok((measured, established.is_none_or(|e| e.crc)))
 }
 
 /// Whether the ratio is where it has to be; says so if not.

@@ -116,7 +116,7 @@ fn every_path_mtu_and_odd_sizes() {
     for kind in ["rc", "uc"] {
         for mtu in ["256", "512", "1024", "2048", "4096"] {
             for size in ["1", "5000", "100001"] {
-                let args = ["--type", kind, "-m", mtu, "-s", size, "-n", "5", "-c"];
+                let args = ["--type", kind, "--mtu", mtu, "-s", size, "-n", "5", "-c"];
                 let summary = play_well(LOCAL, &args, &[], &[]);
                 assert_eq!(summary["size"].to_string(), size);
             }
@@ -140,8 +140,18 @@ fn asleep_between_messages_and_with_one_receive_at_a_time() {
 fn reliable_types_play_through_loss() {
     for (kind, seed) in [("rc", "seed=1"), ("rc", "seed=2"), ("srq", "seed=3")] {
         let impair = format!("loss=2%,dup=2%,reorder=2%,{seed}");
-        let args = ["--type", kind, "-n", "200", "-c", "--timeout", "30", "--impair", &impair];
-        play_well(LOCAL, &args, &[], &[]);
+        let args =
+            ["--type", kind, "-n", "200", "-c", "--timeout", "30", "-v", "--impair", &impair];
+        let sides = play(LOCAL, &args, &[], &[]);
+        let mut resent = 0;
+        for (output, events) in &sides {
+            let text = stderr(output);
+            assert_eq!(output.status.code(), Some(0), "{text}");
+            assert_eq!(events.last().unwrap()["mismatched"], 0);
+            let (_, rest) = text.split_once(" resent ").expect(&text);
+            resent += rest.split(' ').next().unwrap().parse::<u64>().unwrap();
+        }
+        assert!(resent > 0, "{seed}: nothing was lost");
     }
 }
 
@@ -320,6 +330,35 @@ fn nobody_there_and_a_taken_port_are_told() {
     server.wait();
 }
 
+/// Half a second into a game of many hours.
+#[test]
+fn ctrl_c_ends_a_game() {
+    for mode in [&["--timeout", "100"][..], &["--timeout", "100", "-e"]] {
+        let [a, b] = free_ports(LOCAL);
+        let mut all = vec!["-n", "1000000000", "--udp-port", &a, "--peer-udp-port", &b];
+        all.extend(mode);
+        let server = Listening::start(&all);
+        let mut all = vec!["pingpong", "127.0.0.1", "--port", &server.port, "-n", "1000000000"];
+        all.extend(["--bind", "127.0.0.1", "--udp-port", &b, "--peer-udp-port", &a, "--json"]);
+        all.extend(mode);
+        let mut client = command(&all).spawn().unwrap();
+        let mut first = String::new();
+        let mut lines = BufReader::new(client.stdout.take().unwrap());
+        lines.read_line(&mut first).unwrap();
+        assert!(first.contains("connected"), "{first}");
+        std::thread::sleep(Duration::from_millis(500));
+        signal(&client, "INT");
+        signal(&server.child, "INT");
+        let output = finish(client, &all);
+        let (other, _) = server.wait();
+        for output in [output, other] {
+            let text = stderr(&output);
+            assert_eq!(output.status.code(), Some(1), "{text}");
+            assert!(text.contains("came: interrupted") && !text.contains("after 0 "), "{text}");
+        }
+    }
+}
+
 #[test]
 fn wrong_arguments_are_usage_errors() {
     for args in [
@@ -345,4 +384,10 @@ fn wrong_arguments_are_usage_errors() {
         let output = run_for(2, &all);
         assert!(!stderr(&output).is_empty());
     }
+    // What only the resolver knows.
+    let server = Listening::start(&[]);
+    let args = ["pingpong", "127.0.0.1", "--port", &server.port, "--bind", "0.0.0.0"];
+    assert!(stderr(&run_for(1, &args)).contains("--bind 0.0.0.0 is no address"));
+    signal(&server.child, "INT");
+    server.wait();
 }

@@ -20,9 +20,7 @@ mod rally;
 mod side;
 
 use std::{
-    io,
-    net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6},
-    path::PathBuf,
+    net::{IpAddr, SocketAddr, SocketAddrV6},
     process::ExitCode,
     time::{Duration, Instant},
 };
@@ -34,9 +32,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
     time::{sleep, timeout},
 };
-use userdma::{
-    DeviceOptions, Error, IcrcPolicy, Impairments, PathMtu, RoceOptions, Wc, udp::ROCE_PORT,
-};
+use userdma::{PathMtu, Wc, udp::ROCE_PORT};
 
 use self::{
     exchange::{Address, PORT, SRQ_ADDRESSES},
@@ -48,12 +44,15 @@ use crate::{
     Usage, chain,
     common::{Host, Target, split_port},
     output::{self, counted, line, note},
+    roce::{Roce, counters},
     session::MAX_SIZE,
     stop::Stop,
 };
 
 /// Play ping-pong with ibv_rc_pingpong, its kin of UC, UD and SRQ, or another userdma (RoCEv2).
 #[derive(Args, Debug)]
+#[command(mut_arg("mtu", |arg| arg.help("Path MTU: 256, 512, 1024, 2048 or 4096 [default: 1024, of ud what the route takes]")))]
+#[command(mut_arg("udp_port", |arg| arg.help("Our own UDP port, 0 for a free one [default: 4791]")))]
 #[command(after_help = "\
 Examples:
   userdma pingpong                            a server, for `ibv_rc_pingpong -g 1 ADDR`
@@ -76,7 +75,7 @@ pub(crate) struct Pingpong {
     #[arg(value_parser = host)]
     host: Option<Host>,
     /// The kind of queue pairs: which of the four programs the other side is
-    #[arg(short, long = "type", value_enum, default_value_t = Kind::Rc)]
+    #[arg(short = 't', long = "type", value_enum, default_value_t = Kind::Rc)]
     kind: Kind,
     /// Octets a message; 4096, of ud 1024
     #[arg(short, long, value_name = "OCTETS", value_parser = value_parser!(u32).range(1..=i64::from(MAX_SIZE)))]
@@ -84,9 +83,6 @@ pub(crate) struct Pingpong {
     /// Messages each way, of all queue pairs together
     #[arg(short = 'n', long, value_name = "N", default_value_t = 1000, value_parser = value_parser!(u64).range(1..))]
     iters: u64,
-    /// Path MTU: 256, 512, 1024, 2048 or 4096; 1024, of ud as much as the route takes
-    #[arg(short, long, value_name = "OCTETS", value_parser = mtu)]
-    mtu: Option<PathMtu>,
     /// TCP port of the server; 0 for a free one
     #[arg(short, long, default_value_t = PORT)]
     port: u16,
@@ -115,33 +111,7 @@ pub(crate) struct Pingpong {
     #[arg(short, long)]
     verbose: bool,
     #[command(flatten)]
-    socket: SocketArgs,
-}
-
-/// Switches of the UDP socket and what is behind it.
-#[derive(Args, Clone, Debug)]
-struct SocketArgs {
-    /// Our own UDP port; 0 for a free one
-    #[arg(long, value_name = "PORT", default_value_t = ROCE_PORT)]
-    udp_port: u16,
-    /// The peer's UDP port
-    #[arg(long, value_name = "PORT", default_value_t = ROCE_PORT, value_parser = value_parser!(u16).range(1..))]
-    peer_udp_port: u16,
-    /// What becomes of packets whose ICRC cannot be found good: strict drops them
-    #[arg(long, value_enum, value_name = "strict|lenient", hide_possible_values = true, default_value_t = Icrc::Strict)]
-    icrc: Icrc,
-    /// What is done to packets received, such as loss=1%,dup=1%,seed=7
-    #[arg(long, value_name = "LIST")]
-    impair: Option<Impairments>,
-    /// Write all packets as pcapng
-    #[arg(long, value_name = "FILE")]
-    pcap: Option<PathBuf>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Icrc {
-    Strict,
-    Lenient,
+    roce: Roce,
 }
 
 /// Which of the programs it is.
@@ -184,11 +154,6 @@ fn host(text: &str) -> Result<Host, String> {
     }
 }
 
-fn mtu(text: &str) -> Result<PathMtu, String> {
-    let mtu = text.parse().ok().and_then(PathMtu::from_octets);
-    mtu.ok_or_else(|| "a path MTU is 256, 512, 1024, 2048 or 4096".into())
-}
-
 /// Seconds with a fraction.
 fn patience(text: &str) -> Result<Duration, String> {
     text.parse()
@@ -215,12 +180,12 @@ impl Pingpong {
             ));
         }
         let (size, mtu) = match kind {
-            Kind::Ud => (self.size.unwrap_or(1024), self.mtu),
+            Kind::Ud => (self.size.unwrap_or(1024), self.roce.mtu),
             Kind::Rc | Kind::Uc | Kind::Srq => {
-                (self.size.unwrap_or(4096), Some(self.mtu.unwrap_or(PathMtu::Mtu1024)))
+                (self.size.unwrap_or(4096), Some(self.roce.mtu.unwrap_or(PathMtu::Mtu1024)))
             }
         };
-        let largest = self.mtu.unwrap_or(PathMtu::Mtu4096).octets();
+        let largest = self.roce.mtu.unwrap_or(PathMtu::Mtu4096).octets();
         if kind == Kind::Ud && size > largest {
             return usage(format!(
                 "--size {size} is too large for --type ud: a datagram is one packet, of {largest} \
@@ -241,22 +206,10 @@ impl Pingpong {
         })
     }
 
-    fn device_options(&self) -> DeviceOptions {
-        let SocketArgs { peer_udp_port, icrc, impair, pcap, .. } = self.socket.clone();
-        let icrc = match icrc {
-            Icrc::Strict => IcrcPolicy::Strict,
-            Icrc::Lenient => IcrcPolicy::Lenient,
-        };
-        let roce = RoceOptions { peer_udp_port, icrc, impair, capture: pcap, ..Default::default() };
-        let defaults = DeviceOptions::default();
-        let spin = if self.events { Duration::ZERO } else { defaults.spin };
-        DeviceOptions { spin, roce, ..defaults }
-    }
-
     /// Where the peer takes RoCE: the IP address in its GID, with the interface of the TCP
     /// connection to `tcp` where it is link-local.
     fn peer(&self, address: &Address, tcp: SocketAddr) -> SocketAddr {
-        let port = self.socket.peer_udp_port;
+        let port = self.roce.peer_udp_port;
         match (address.gid.to_ip(), tcp) {
             (IpAddr::V6(ip), SocketAddr::V6(tcp)) if ip.is_unicast_link_local() => {
                 SocketAddrV6::new(ip, port, 0, tcp.scope_id()).into()
@@ -279,7 +232,7 @@ pub(crate) async fn run(args: Pingpong) -> Result<ExitCode> {
         } => met?,
         () = stop.raised() => bail!("interrupted before there was a peer"),
     };
-    tell_addresses(&args, &side.addresses()?, &remote);
+    tell_addresses(&args, &side, &remote)?;
     let mut rally = Rally::new(args.iters, plan.qps, plan.depth, plan.client);
     let mut game = Game { side: &mut side, rally: &mut rally, mismatched: 0, first: None };
     let begun = Instant::now();
@@ -291,7 +244,7 @@ pub(crate) async fn run(args: Pingpong) -> Result<ExitCode> {
     let time = begun.elapsed();
     let (mismatched, first) = (game.mismatched, game.first);
     if args.verbose {
-        note(&format!("{:?}", side.device().roce_stats().unwrap_or_default()));
+        note(&counters(&side.stats()));
     }
     outcome.map_err(|e| {
         let so_far = format!("after {} came", counted(rally.received_so_far(), "message"));
@@ -318,7 +271,7 @@ async fn meet_server(args: &Pingpong, plan: Plan, host: &Host) -> Result<(Side, 
     let target = Target { host: host.clone(), port: args.port };
     let mut tcp = connect(&target).await?;
     let (own, peer) = (canonical(tcp.local_addr()?), canonical(tcp.peer_addr()?));
-    let mut side = open(args, plan, own).await?;
+    let mut side = open(args, plan, own, peer).await?;
     tell(&mut tcp, &side.addresses()?, all).await?;
     let remote = hear(&mut tcp, plan.qps, all).await.with_context(|| format!("server {peer}"))?;
     side.join(&remote, args.peer(&remote[0], peer))?;
@@ -347,20 +300,16 @@ async fn meet_client(args: &Pingpong, plan: Plan) -> Result<(Side, Vec<Address>)
     } else {
         line(&format!("listening at TCP {addr} for a client of type {}", plan.kind.name()));
     }
-    loop {
-        let (mut tcp, peer, remote) = first_client(&listener, plan).await?;
-        let mut side = open(args, plan, canonical(tcp.local_addr()?)).await?;
+    let (mut tcp, peer, remote) = first_client(&listener, plan).await?;
+    let met = async {
+        let mut side = open(args, plan, canonical(tcp.local_addr()?), peer).await?;
         side.join(&remote, args.peer(&remote[0], peer))?;
         let all = plan.kind.addresses();
-        let met = async {
-            tell(&mut tcp, &side.addresses()?, all).await?;
-            hear_done(&mut tcp, all).await
-        };
-        match met.await {
-            Ok(()) => return Ok((side, remote)),
-            Err(e) => not_a_client(peer, &e),
-        }
-    }
+        tell(&mut tcp, &side.addresses()?, all).await?;
+        hear_done(&mut tcp, all).await?;
+        Ok((side, remote))
+    };
+    met.await.map_err(|e: anyhow::Error| e.context(format!("client {peer}")))
 }
 
 /// A client whose address could be read. Others are told of, and passed over.
@@ -373,60 +322,55 @@ async fn first_client(
         let peer = canonical(peer);
         match hear(&mut tcp, plan.qps, plan.kind.addresses()).await {
             Ok(remote) => return Ok((tcp, peer, remote)),
-            Err(e) => not_a_client(peer, &e),
+            Err(e) => note(&format!("client {peer}: {}", chain(&e))),
         }
     }
 }
 
-fn not_a_client(peer: SocketAddr, e: &anyhow::Error) {
-    note(&format!("client {peer}: {}", chain(e)));
-}
-
-/// Opens this side at `--bind`, or at `tcp`'s address. A client on loopback leaves 127.0.0.1 to the
-/// server.
-async fn open(args: &Pingpong, plan: Plan, tcp: SocketAddr) -> Result<Side> {
-    let udp_port = args.socket.udp_port;
-    let at = |mut addr: SocketAddr| {
-        addr.set_port(udp_port);
-        Side::open(addr, args.device_options(), plan)
+/// Opens this side at `--bind`, or where its TCP connection `own` ends. A client on loopback leaves
+/// 127.0.0.1 to the server.
+async fn open(args: &Pingpong, plan: Plan, own: SocketAddr, peer: SocketAddr) -> Result<Side> {
+    let port = args.roce.udp_port.unwrap_or(ROCE_PORT);
+    let at = match &args.bind {
+        Some(host) => Target { host: host.clone(), port }.resolve().await?[0],
+        None => own,
     };
-    if let Some(host) = &args.bind {
-        let target = Target { host: host.clone(), port: udp_port };
-        return at(target.resolve().await?[0]);
+    if at.ip().is_unspecified() {
+        bail!("--bind {} is no address of this host: the peer has to know one", at.ip());
     }
-    if !plan.client || !tcp.ip().is_loopback() || tcp.is_ipv6() || udp_port == 0 {
-        return at(tcp);
-    }
-    let mut free = (2..=254).map(|last| at((Ipv4Addr::new(127, 0, 0, last), udp_port).into()));
-    free.find(|side| !side.as_ref().is_err_and(is_taken)).with_context(|| {
-        format!("UDP port {udp_port} is taken at all of 127.0.0.2 to 127.0.0.254")
-    })?
+    let device = if args.bind.is_none() && plan.client && own.is_ipv4() && own.ip().is_loopback() {
+        args.roce.client(peer)?
+    } else {
+        let mut at = at;
+        at.set_port(port);
+        args.roce.options().open(&format!("udp://{at}"))?
+    };
+    Side::new(device, plan)
 }
 
-/// Whether somebody else has the address.
-fn is_taken(e: &anyhow::Error) -> bool {
-    matches!(
-        e.downcast_ref::<Error>(),
-        Some(Error::Io { source, .. }) if source.kind() == io::ErrorKind::AddrInUse
-    )
-}
-
-fn tell_addresses(args: &Pingpong, local: &[Address], remote: &[Address]) {
+fn tell_addresses(args: &Pingpong, side: &Side, remote: &[Address]) -> Result<()> {
+    let local = side.addresses()?;
     if !args.json {
-        for address in local {
+        for address in &local {
             line(&format!("  local address:  {address}"));
         }
         for address in remote {
             line(&format!("  remote address: {address}"));
         }
-        return;
+        return Ok(());
     }
     let list = |addresses: &[Address]| -> Vec<Value> {
         let object =
             |a: &Address| json!({ "qpn": a.qpn.0, "psn": a.psn.get(), "gid": a.gid.to_string() });
         addresses.iter().map(object).collect()
     };
-    output::json(&json!({ "event": "connected", "local": list(local), "remote": list(remote) }));
+    output::json(&json!({
+        "event": "connected",
+        "udp_port": side.udp_addr()?.port(),
+        "local": list(&local),
+        "remote": list(remote),
+    }));
+    Ok(())
 }
 
 fn summary(args: &Pingpong, plan: Plan, time: Duration, mismatched: u64) {
@@ -460,10 +404,10 @@ async fn linger(side: &Side, stop: &Stop) {
     const QUIET: Duration = Duration::from_millis(200);
     const LONG: Duration = Duration::from_secs(3);
     let quiet = async {
-        let mut before = side.receptions();
+        let mut before = side.stats().udp.receptions;
         loop {
             sleep(QUIET).await;
-            let now = side.receptions();
+            let now = side.stats().udp.receptions;
             if now == before {
                 return;
             }
@@ -526,24 +470,25 @@ impl Game<'_> {
     /// Plays in this very thread.
     fn by_polling(&mut self, stop: &Stop, patience: Duration) -> Result<()> {
         let mut wcs = [Wc::default(); 64];
-        let (mut vain, mut since) = (0_u32, Instant::now());
+        let (mut turns, mut vain, mut since) = (0_u32, false, Instant::now());
         while !self.rally.is_over() {
+            turns = turns.wrapping_add(1);
+            if turns.is_multiple_of(1024) {
+                if stop.is_raised() {
+                    bail!("interrupted");
+                }
+                if vain && since.elapsed() >= patience {
+                    return Err(self.nothing_comes(patience));
+                }
+            }
             let n = self.side.cq.poll(&mut wcs);
             if n == 0 {
-                vain += 1;
-                if vain == 1 {
-                    since = Instant::now();
-                } else if vain.is_multiple_of(1024) {
-                    if stop.is_raised() {
-                        bail!("interrupted");
-                    }
-                    if since.elapsed() >= patience {
-                        return Err(self.nothing_comes(patience));
-                    }
+                if !vain {
+                    (vain, since) = (true, Instant::now());
                 }
                 continue;
             }
-            vain = 0;
+            vain = false;
             for wc in &wcs[..n] {
                 if !self.rally.is_over() {
                     self.handle(wc)?;

@@ -4,8 +4,8 @@ use std::{collections::HashMap, net::SocketAddr};
 
 use anyhow::{Context, Result, anyhow, bail};
 use userdma::{
-    Access, Cq, Device, DeviceOptions, Mr, PathMtu, Pd, Qp, QpAttr, QpInit, QpState, QpType, Qpn,
-    RecvWr, Region, SendWr, Srq, UdDest, Wc, WcStatus,
+    Access, Cq, Device, Mr, PathMtu, Pd, Qp, QpAttr, QpInit, QpState, QpType, Qpn, RecvWr, Region,
+    RoceStats, SendWr, Srq, UdDest, Wc, WcStatus,
     proto::wire::ids::{Gid, Psn, QKey},
 };
 
@@ -82,9 +82,8 @@ pub(super) struct Side {
 }
 
 impl Side {
-    /// Opens the device at `addr` and makes the queue pairs, with all receives posted.
-    pub(super) fn open(addr: SocketAddr, options: DeviceOptions, plan: Plan) -> Result<Self> {
-        let device = options.open(&format!("udp://{addr}"))?;
+    /// Makes the queue pairs, with all receives posted.
+    pub(super) fn new(device: Device, plan: Plan) -> Result<Self> {
         let pd = device.alloc_pd()?;
         let cq = device.create_cq(plan.depth + 2 * plan.qps + 1)?;
         let mut init = QpInit::new(&cq).kind(plan.kind.qp_type());
@@ -162,19 +161,14 @@ impl Side {
         self.device.udp_addr().context("the device has no UDP socket")
     }
 
-    /// Datagrams and joined datagrams that came so far.
-    pub(super) fn receptions(&self) -> u64 {
-        self.device.roce_stats().map_or(0, |stats| stats.udp.receptions)
-    }
-
     /// What is played.
     pub(super) const fn plan(&self) -> Plan {
         self.plan
     }
 
-    /// The device, for its counters.
-    pub(super) const fn device(&self) -> &Device {
-        &self.device
+    /// What the device counted.
+    pub(super) fn stats(&self) -> RoceStats {
+        self.device.roce_stats().unwrap_or_default()
     }
 
     /// Brings the queue pairs up: `remote` are the peer's, `peer` its UDP socket.
@@ -329,8 +323,8 @@ impl Side {
             }
             _ => "",
         };
-        let trouble = self.device.roce_stats().and_then(|stats| stats.trouble);
-        let trouble = trouble.map(|t| format!(" (the socket said: {t})")).unwrap_or_default();
+        let trouble =
+            self.stats().trouble.map(|t| format!(" (the socket said: {t})")).unwrap_or_default();
         anyhow!("{what} of queue pair {qp} ended with: {}{hint}{trouble}", wc.status)
     }
 }
