@@ -309,6 +309,23 @@ fn a_client_says_what_the_programs_read() {
     }
 }
 
+/// As the programs do whose queue pair does not come up.
+#[test]
+fn a_server_that_closes_without_a_word_is_explained() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port().to_string();
+    let [udp, _] = free_ports(LOCAL);
+    let args = ["pingpong", "127.0.0.1", "--port", &port, "--udp-port", &udp];
+    let child = command(&args).spawn().unwrap();
+    let mut tcp = listener.accept().unwrap().0;
+    tcp.read_exact(&mut [0; 52]).unwrap();
+    drop(tcp);
+    let output = finish(child, &args);
+    assert_eq!(output.status.code(), Some(1));
+    let text = stderr(&output);
+    assert!(text.contains("closed after 0 of 52") && text.contains("GID index (-g)"), "{text}");
+}
+
 #[test]
 fn ctrl_c_ends_a_server_that_waits() {
     let server = Listening::start(&[]);

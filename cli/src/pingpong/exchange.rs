@@ -238,9 +238,11 @@ mod tests {
     }
 
     #[test]
-    fn the_other_program_is_suspected() {
+    fn what_to_suspect() {
         assert!(why_not(1, SRQ_ADDRESSES).contains("ibv_rc_pingpong"));
         assert!(why_not(2, 1).contains("ibv_srq_pingpong"));
-        assert_eq!((why_not(0, SRQ_ADDRESSES), why_not(0, 1), why_not(1, 1)), ("", "", ""));
+        for (heard, wanted) in [(0, 1), (1, 1), (0, SRQ_ADDRESSES), (2, SRQ_ADDRESSES)] {
+            assert_eq!(why_not(heard, wanted), "");
+        }
     }
 }

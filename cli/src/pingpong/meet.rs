@@ -1,6 +1,7 @@
 //! The two sides meet over TCP and tell each other their queue pairs' addresses.
 
 use std::{
+    io,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     time::Duration,
 };
@@ -54,7 +55,7 @@ fn taken(addr: SocketAddr) -> String {
     format!("cannot listen at TCP {addr} (another port: --port, another address: --bind)")
 }
 
-fn listen_at(addr: SocketAddr) -> std::io::Result<TcpListener> {
+fn listen_at(addr: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(addr), Type::STREAM, None)?;
     if addr.is_ipv6() {
         socket.set_only_v6(false)?;
@@ -167,14 +168,33 @@ pub(super) async fn hear_done(tcp: &mut (impl AsyncRead + Unpin), all: usize) ->
     Ok(())
 }
 
+/// What a client is to look at whose server closed without a word. The programs do so where they
+/// cannot bring their queue pair up.
+pub(super) fn silent_server(e: anyhow::Error) -> anyhow::Error {
+    let is_silence = |cause: &(dyn std::error::Error + 'static)| {
+        cause.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == SILENCE)
+    };
+    if !e.chain().any(is_silence) {
+        return e;
+    }
+    e.context(
+        "it could not use this side's GID, say: has it a GID index (-g) whose GID is of the same IP \
+         version?",
+    )
+}
+
+/// The peer closed without a word.
+const SILENCE: io::ErrorKind = io::ErrorKind::ConnectionAborted;
+
 /// Reads all of `room`, or tells how much there was.
-async fn fill(tcp: &mut (impl AsyncRead + Unpin), room: &mut [u8]) -> std::io::Result<()> {
+async fn fill(tcp: &mut (impl AsyncRead + Unpin), room: &mut [u8]) -> io::Result<()> {
     let mut n = 0;
     while n < room.len() {
         match tcp.read(&mut room[n..]).await? {
             0 => {
                 let text = format!("it closed after {n} of {} octets", room.len());
-                return Err(std::io::Error::new(std::io::ErrorKind::UnexpectedEof, text));
+                let kind = if n == 0 { SILENCE } else { io::ErrorKind::UnexpectedEof };
+                return Err(io::Error::new(kind, text));
             }
             more => n += more,
         }
@@ -182,7 +202,7 @@ async fn fill(tcp: &mut (impl AsyncRead + Unpin), room: &mut [u8]) -> std::io::R
     Ok(())
 }
 
-async fn in_time<T>(work: impl Future<Output = std::io::Result<T>>) -> Result<T> {
+async fn in_time<T>(work: impl Future<Output = io::Result<T>>) -> Result<T> {
     match timeout(PATIENCE, work).await {
         Ok(done) => Ok(done?),
         Err(_) => bail!("nothing in {} s", PATIENCE.as_secs()),

@@ -36,7 +36,7 @@ use userdma::{PathMtu, Wc, udp::ROCE_PORT};
 
 use self::{
     exchange::{Address, PORT, SRQ_ADDRESSES},
-    meet::{canonical, connect, hear, hear_done, listen, tell, tell_done},
+    meet::{canonical, connect, hear, hear_done, listen, silent_server, tell, tell_done},
     rally::Rally,
     side::{Difference, Done, Plan, Side},
 };
@@ -65,8 +65,10 @@ Both sides need the same --type, --size, --mtu, --iters and --qps. The programs 
 GID index (-g) whose GID has the IP version that is used here. Defaults are theirs: TCP port 18515,
 1000 messages of 4096 octets (ud: 1024), path MTU 1024, 500 receives posted, 16 queue pairs of srq.
 Queue pairs are told over TCP; messages go over UDP, port 4791 unless told otherwise, between the
-addresses in the GIDs. On one host each side needs an address or a UDP port of its own: a client of
-127.0.0.1 takes a free 127.0.0.x by itself, ::1 needs --udp-port and --peer-udp-port.
+addresses in the GIDs. The programs' servers listen over IPv4 alone: to play over IPv6 with one, name
+its IPv4 address, and give this side's IPv6 address with --bind. On one host each side needs an
+address or a UDP port of its own: a client of 127.0.0.1 takes a free 127.0.0.x by itself, ::1 needs
+--udp-port and --peer-udp-port.
 
 uc and ud repeat nothing: one message lost, and both sides wait until --timeout.
 Exit status: 0 if all came back (and was right, with --check), 1 if not, 2 for wrong arguments.")]
@@ -273,7 +275,9 @@ async fn meet_server(args: &Pingpong, plan: Plan, host: &Host) -> Result<(Side, 
     let (own, peer) = (canonical(tcp.local_addr()?), canonical(tcp.peer_addr()?));
     let mut side = open(args, plan, own, peer).await?;
     tell(&mut tcp, &side.addresses()?, all).await?;
-    let remote = hear(&mut tcp, plan.qps, all).await.with_context(|| format!("server {peer}"))?;
+    let remote = hear(&mut tcp, plan.qps, all)
+        .await
+        .map_err(|e| silent_server(e).context(format!("server {peer}")))?;
     side.join(&remote, args.peer(&remote[0], peer))?;
     tell_done(&mut tcp).await?;
     Ok((side, remote))
