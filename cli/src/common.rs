@@ -243,8 +243,8 @@ impl FromStr for Target {
     }
 }
 
-/// The host and the text after its colon, if there is one.
-fn split_port(text: &str) -> Result<(Host, Option<&str>), String> {
+/// The host of `HOST[:PORT]` and the text after its colon, if there is one.
+pub(crate) fn split_port(text: &str) -> Result<(Host, Option<&str>), String> {
     if let Some(rest) = text.strip_prefix('[') {
         let (literal, rest) =
             rest.split_once(']').ok_or("the bracket '[' is not closed: write [::1]:7174")?;
