@@ -131,7 +131,7 @@ pub(super) fn client(bare: Bare, mut tcp: TcpStream) -> Result<f64> {
     let mut port = [0; 4];
     tcp.read_exact(&mut port).context("the bare server did not tell its UDP port")?;
     let port = u16::try_from(u32::from_be_bytes(port)).context("no UDP port")?;
-    socket.connect(SocketAddr::new(tcp.peer_addr()?.ip(), port))?;
+    socket.connect(SocketAddr::new(tcp.peer_addr()?.ip(), port));
     let mut control = Control::new(&tcp, bare)?;
     match bare.shape {
         Shape::Stream | Shape::Messages => {
@@ -157,7 +157,7 @@ fn arrived(bare: Bare, received: (u64, Duration)) -> Result<f64> {
 /// The server's part, for a client whose UDP port is `port`.
 pub(super) fn serve(bare: Bare, tcp: &mut TcpStream, port: u16) -> Result<()> {
     let mut socket = Socket::bind(tcp.local_addr()?.ip(), bare)?;
-    socket.connect(SocketAddr::new(tcp.peer_addr()?.ip(), port))?;
+    socket.connect(SocketAddr::new(tcp.peer_addr()?.ip(), port));
     tcp.write_all(&u32::from(socket.port()?).to_be_bytes())?;
     let mut control = Control::new(tcp, bare)?;
     match bare.shape {
@@ -422,9 +422,10 @@ struct Socket {
 }
 
 enum Kind {
-    /// One datagram a call, by a connected socket of the standard library: the least that a call
-    /// can cost.
-    Plain { socket: StdSocket, room: Vec<u8> },
+    /// One datagram a call, by a socket of the standard library that is not connected: the least
+    /// that a call can cost to whom must know the Identification of its packets, as RoCE's ICRC
+    /// does. Of a connected socket it counts up from a number that nobody is told.
+    Plain { socket: StdSocket, peer: SocketAddr, room: Vec<u8> },
     /// Trains.
     Trains(Box<Trains>),
 }
@@ -460,7 +461,7 @@ impl Socket {
         options.set_send_buffer_size(BUFFER)?;
         let recv_buffer = options.recv_buffer_size()?;
         let room = vec![0; bare.segment.max(TAG as u32) as usize];
-        Ok(Self { kind: Kind::Plain { socket, room }, recv_buffer })
+        Ok(Self { kind: Kind::Plain { socket, peer: addr, room }, recv_buffer })
     }
 
     fn port(&self) -> Result<u16> {
@@ -471,12 +472,11 @@ impl Socket {
     }
 
     /// Nobody else is listened to from now on.
-    fn connect(&mut self, peer: SocketAddr) -> Result<()> {
+    fn connect(&mut self, to: SocketAddr) {
         match &mut self.kind {
-            Kind::Plain { socket, .. } => socket.connect(peer)?,
-            Kind::Trains(trains) => trains.peer = peer,
+            Kind::Plain { peer, .. } => *peer = to,
+            Kind::Trains(trains) => trains.peer = to,
         }
-        Ok(())
     }
 
     /// Octets that may be outstanding, in datagrams of `segment` octets. Both sides come to the same:
@@ -507,7 +507,7 @@ impl Socket {
     /// socket takes nothing at the moment.
     fn send(&mut self, octets: &[u8], segment: usize) -> Result<bool> {
         match &mut self.kind {
-            Kind::Plain { socket, .. } => match socket.send(octets) {
+            Kind::Plain { socket, peer, .. } => match socket.send_to(octets, *peer) {
                 Ok(_) => Ok(true),
                 Err(e) if passing(&e) => Ok(false),
                 Err(e) => Err(e).context("cannot send a datagram"),
@@ -518,8 +518,9 @@ impl Socket {
 
     fn recv(&mut self) -> Result<Option<Datagram<'_>>> {
         match &mut self.kind {
-            Kind::Plain { socket, room } => match socket.recv(room) {
-                Ok(n) => Ok(Some(Datagram { octets: &room[..n], segment: n.max(1) })),
+            Kind::Plain { socket, peer, room } => match socket.recv_from(room) {
+                Ok((_, from)) if from != *peer => Ok(None),
+                Ok((n, _)) => Ok(Some(Datagram { octets: &room[..n], segment: n.max(1) })),
                 Err(e) if passing(&e) => Ok(None),
                 Err(e) => Err(e).context("cannot receive a datagram"),
             },
