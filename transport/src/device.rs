@@ -284,7 +284,8 @@ impl Device {
         let peer = HostPort::parse(peer)?;
         if let Some(engine) = self.shared.engine() {
             let mut last = Error::State("the peer's name has no address");
-            for peer in peer.resolve(DEFAULT_PORT).await? {
+            let found = async move { peer.resolve(DEFAULT_PORT).await };
+            for peer in self.shared.on_runtime(found).await? {
                 match engine.connect(qp.shared(), peer, private_data).await {
                     Ok(()) => return Ok(()),
                     Err(e @ Error::Rejected { .. }) => return Err(e),

@@ -57,7 +57,7 @@ pub struct ConnRequest {
 
 /// What was asked, and by which way it is answered: `None` once it is.
 enum Asked {
-    Tcp(Option<Startup>, Request),
+    Tcp(Option<Box<Startup>>, Request),
     Udp(Option<Arc<Engine>>, Box<roce::Request>),
 }
 
@@ -203,7 +203,8 @@ async fn receive_request(
     let mut startup = Startup::new(device.clone(), port);
     match startup.event().await {
         Event::Request(request) => {
-            let request = ConnRequest { device, asked: Asked::Tcp(Some(startup), request), peer };
+            let request =
+                ConnRequest { device, asked: Asked::Tcp(Some(startup.into()), request), peer };
             if let Err(e) = requests.try_send(request) {
                 let mut request = e.into_inner();
                 request.asked.drop_unanswered();
@@ -332,7 +333,7 @@ impl ConnRequest {
         if let Err(e) = accepted {
             // Dropped, the request is rejected.
             if let Asked::Tcp(startup, _) = &mut self.asked {
-                *startup = Some(Startup::new(self.device.clone(), port));
+                *startup = Some(Startup::new(self.device.clone(), port).into());
             }
             return Err(e.into());
         }

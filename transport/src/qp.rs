@@ -192,6 +192,11 @@ impl Qp {
     }
 
     pub(crate) fn begin(&self) -> Result<Start> {
+        if self.shared().member().is_some() {
+            return Err(Error::State(
+                "the queue pair is one of RoCEv2: an iWARP connection needs one of a tcp:// device",
+            ));
+        }
         self.shared().begin().map_err(|state| {
             Error::State(match state {
                 QpState::Init => "the queue pair is being connected already",

@@ -519,6 +519,11 @@ impl QpShared {
         }
     }
 
+    /// It was moved back to where it began: how it ended before is forgotten.
+    fn begin_again(&self) {
+        self.ended.send_replace(None);
+    }
+
     /// Somebody polls for an awaited operation, and found nothing.
     pub(crate) fn polled(&self, now: Instant) {
         self.waiting().polled(now);
