@@ -91,7 +91,8 @@ impl Listener {
             return Err(Error::Unsupported("the device has no UDP socket"));
         };
         let backlog = device.options.backlog.max(1);
-        let (port, queue) = engine.listen(port, backlog, device.random())?;
+        let half_open = device.options.max_startups.max(backlog);
+        let (port, queue) = engine.listen(port, backlog, half_open, device.random())?;
         let mut addr = engine.local();
         addr.set_port(port);
         let requests = Requests::Udp { queue: queue.into(), engine };

@@ -545,10 +545,12 @@ impl Engine {
     }
 
     /// Listens for connections to the rdma_cm port `port`, 0 for a free one, and gives it.
+    /// `backlog` requests wait for the program; `half_open` are those that it has taken as well.
     pub(crate) fn listen(
         &self,
         port: u16,
         backlog: usize,
+        half_open: usize,
         random: u64,
     ) -> Result<(u16, mpsc::Receiver<Box<Request>>)> {
         self.is_alive()?;
@@ -559,7 +561,7 @@ impl Engine {
         let wanted = (port != 0).then_some(port);
         for candidate in wanted.into_iter().chain(free) {
             let service = PortSpace::TCP.service_id(candidate);
-            match core.port.listen(service, backlog) {
+            match core.port.listen(service, half_open) {
                 Ok(()) => {
                     core.listeners.insert(service, sender);
                     return Ok((candidate, requests));
