@@ -689,10 +689,7 @@ impl Core {
     /// One turn: packets in, timers, packets out, then completions and events to where they belong.
     fn turn(&mut self, engine: &Engine, now: Instant, lazy: bool, wakes: &mut Wakes) -> Turn {
         let mut turn = Turn::default();
-        if self.needs().timer.is_some_and(|at| at <= now) {
-            self.expire(engine, now, wakes);
-            turn.worked = true;
-        }
+        let expired = self.needs().timer.is_some_and(|at| at <= now);
         for n in 0.. {
             if n == TURN.receptions {
                 turn.more = true;
@@ -703,11 +700,16 @@ impl Core {
                 break;
             }
             turn.worked = true;
-            if lazy && self.port.has_completions() {
+            if lazy && !expired && self.port.has_completions() {
                 self.settle(engine, now, &mut turn, wakes);
                 return turn;
             }
             self.transmit(engine, now, TURN, &mut turn);
+        }
+        // Behind what has come: an answer that lies in the socket is not missing.
+        if expired {
+            self.expire(engine, now, wakes);
+            turn.worked = true;
         }
         self.transmit(engine, now, TURN, &mut turn);
         self.settle(engine, now, &mut turn, wakes);
