@@ -14,7 +14,14 @@ use userdma::{
     Wc, WcOpcode, WcStatus,
     proto::wire::{
         ids::{Psn, QKey},
-        mad::cm::Reason,
+        mad::cm::{PortSpace, Reason},
+    },
+};
+use userdma_proto::{
+    mem::{NoMemory, PdId},
+    roce::{
+        self, Port, Train,
+        port::{Accept, Event, Limits},
     },
 };
 
@@ -794,6 +801,8 @@ async fn queue_pairs_moved_by_hand() {
         let peer = sides[1 - i].0.device.udp_addr();
         qp.modify(&QpAttr::to(QpState::Init)).unwrap();
         assert_eq!(qp.state(), QpState::Init);
+        let e = sides[i].0.device.connect_qp("127.0.0.1", qp, b"").await.unwrap_err().to_string();
+        assert!(e.contains("has moved this queue pair to INIT"), "{e}");
         let rtr = QpAttr {
             peer,
             dest_qp: Some(other.qpn()),
@@ -849,6 +858,129 @@ async fn queue_pairs_moved_by_hand() {
     b.done(6).await;
     let e = qb.modify(&QpAttr::to(QpState::Reset)).unwrap_err().to_string();
     assert!(e.contains("the connection manager moves this queue pair"), "{e}");
+}
+
+#[tokio::test]
+async fn datagrams_of_a_socket_for_all_addresses_say_where_from() {
+    let a = Host::new(quick(), "0.0.0.0");
+    let b = Host::new(quick(), "127.0.0.1");
+    let key = QKey(5);
+    let [qa, qb] = [&a, &b].map(|side| side.pd.create_qp(side.init().kind(QpType::Ud)).unwrap());
+    qb.open_datagram(key, PathMtu::Mtu1024).unwrap();
+    let e = qa.open_datagram(key, PathMtu::Mtu1024).unwrap_err().to_string();
+    assert!(e.contains("local must be set to go to Rtr"), "{e}");
+    let local = SocketAddr::new([127, 0, 0, 7].into(), a.device.udp_addr().unwrap().port());
+    let (local, path_mtu) = (Some(local), Some(PathMtu::Mtu1024));
+    qa.modify(&QpAttr { local, path_mtu, ..QpAttr::to(QpState::Rtr) }).unwrap();
+    qa.modify(&QpAttr { sq_psn: Some(Psn::new(0)), ..QpAttr::to(QpState::Rts) }).unwrap();
+    let mb = b.mr(64);
+    qb.post_recv(RecvWr::new(1, [mb.slice(0..64)])).unwrap();
+    let dest = UdDest { addr: b.device.udp_addr().unwrap(), qpn: qb.qpn(), qkey: key };
+    qa.post_send(SendWr::inline(2, SendOp::Send, b"hello").to(dest)).unwrap();
+    a.done(2).await;
+    assert_eq!(b.done(1).await.byte_len, 45);
+    assert_eq!(octets(&mb, 32, 4), [127, 0, 0, 7], "the source in the GRH");
+}
+
+/// A peer by itself: the state machines behind a socket, without our token, for as long as it is
+/// turned.
+struct Stranger {
+    socket: UdpSocket,
+    port: Port,
+    qpn: Qpn,
+    train: Train,
+    began: Instant,
+}
+
+impl Stranger {
+    const SERVICE: u16 = 7174;
+
+    /// Behind `socket`, to be asked from the UDP port `peer`, which nobody tells it.
+    fn new(socket: UdpSocket, peer: u16) -> Self {
+        socket.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+        let mut config = roce::port::Config::new(socket.local_addr().unwrap(), 5);
+        config.cm.peer_udp_port = peer;
+        let mut port = Port::new(config);
+        let qpn = port.create_qp(roce::Config::new(QpType::Rc, PdId(0), Qpn(0))).unwrap();
+        port.listen(PortSpace::TCP.service_id(Self::SERVICE), 4).unwrap();
+        Self { socket, port, qpn, train: Train::default(), began: Instant::now() }
+    }
+
+    /// Takes what has come, and answers it, until `done` says so.
+    fn turn(mut self, done: impl Fn(&Self) -> bool) -> Self {
+        let mut octets = vec![0; 65_536];
+        while !done(&self) {
+            assert!(self.began.elapsed() < LONG);
+            let now =
+                userdma_proto::time::Instant::from_nanos(self.began.elapsed().as_nanos() as u64);
+            if let Ok((n, from)) = self.socket.recv_from(&mut octets) {
+                self.port.handle_datagram(now, from, None, 0, &octets[..n], &NoMemory);
+            }
+            while let Some(Event::Request(request)) = self.port.poll_event() {
+                let answer = Accept { private_data: b"who are you?", ..Accept::default() };
+                self.port.accept(now, &request, self.qpn, &answer).unwrap();
+            }
+            if self.port.poll_timeout().is_some_and(|at| at <= now) {
+                self.port.handle_timeout(now);
+            }
+            let limits = Limits { max_packets: 1, ..Limits::default() };
+            let train = &mut self.train;
+            while let Some(way) = self.port.poll_transmit(now, &NoMemory, limits, train) {
+                self.socket.send_to(train.octets(), way.to).unwrap();
+            }
+        }
+        self
+    }
+}
+
+/// A queue pair of ours that is connected to a stranger, who was turned until it knew.
+async fn to_a_stranger(init: impl FnOnce(&Host) -> QpInit) -> (Host, Qp, Stranger) {
+    let (socket, port) = silent();
+    let mut options = quick();
+    options.roce.peer_udp_port = port;
+    let here = Host::new(options, "127.0.0.1");
+    let stranger = Stranger::new(socket, here.device.udp_addr().unwrap().port());
+    let (device, pd, init) = (here.device.clone(), here.pd.clone(), init(&here));
+    let peer = std::thread::spawn(|| {
+        stranger
+            .turn(|this| this.port.qp(this.qpn).is_some_and(|qp| qp.stats().packets_received > 0))
+    });
+    // As much private data as leaves no room for a token.
+    let qp = device.connect("127.0.0.1:7174", &pd, init, &[7; 56]).await.unwrap();
+    let sent = qp.submit(SendWr::inline(1, SendOp::Write(Default::default()), b""));
+    // Its time is what the peer needs to go.
+    let (sent, stranger) = tokio::join!(sent, async {
+        tokio::task::spawn_blocking(|| peer.join().unwrap()).await.unwrap()
+    });
+    sent.unwrap();
+    (here, qp, stranger)
+}
+
+#[tokio::test]
+async fn a_peer_that_vanishes_is_noticed_by_work() {
+    let quickly = |host: &Host| QpInit { timeout: 10, retry_cnt: 3, ..host.init() };
+    let (here, qp, stranger) = to_a_stranger(quickly).await;
+    assert!(says(&qp.private_data(), b"who are you?"));
+    assert_eq!(qp.terms().unwrap().token, None, "a stranger");
+    qp.post_recv(RecvWr::new(2, [])).unwrap();
+    qp.post_send(SendWr::inline(3, SendOp::Send, b"are you there?")).unwrap();
+    let ends = [here.wc().await, here.wc().await].map(|wc| (wc.id, wc.status));
+    assert_eq!(ends, [(3, WcStatus::RETRY_EXC_ERR), (2, WcStatus::WR_FLUSH_ERR)]);
+    assert_eq!(closed(&qp).await, CloseReason::WorkFailed);
+    // The end of the connection is told to whom it may concern.
+    let stranger = tokio::task::spawn_blocking(|| {
+        stranger.turn(|this| this.port.qp(this.qpn).is_some_and(|qp| qp.state() == QpState::Err))
+    });
+    stranger.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_peer_that_vanishes_is_noticed_by_disconnecting() {
+    let (_here, qp, _stranger) = to_a_stranger(Host::init).await;
+    let began = Instant::now();
+    assert_eq!(qp.disconnect().await, CloseReason::Lost);
+    assert!(began.elapsed() < Duration::from_secs(5), "nobody waits for long");
+    assert_eq!(qp.state(), QpState::Err);
 }
 
 /// What a queue pair was made with is in force again after RESET.

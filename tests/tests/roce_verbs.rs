@@ -685,7 +685,9 @@ async fn an_overflowing_queue_ends_its_queue_pairs_and_loses_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn both_directions_at_once_do_not_block_each_other() {
     const LEN: usize = 1 << 20;
-    let (a, b) = roce_pair().await;
+    // A busy machine takes its time for so much.
+    let patient = |init: &mut QpInit| init.timeout = 18;
+    let (a, b) = roce_pair_with("127.0.0.1", [quick(), quick()], patient).await;
     let (ma, mb) = (a.mr(4 * LEN, 1), b.mr(4 * LEN, 2));
     let work = |side: &Side, own: &Mr, place: RemoteAddr| {
         let (qp, own) = (side.qp.clone(), own.clone());

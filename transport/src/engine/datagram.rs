@@ -63,6 +63,9 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 /// How long a peer may take to answer a disconnect until nobody waits for it any more.
 const FAREWELL: Duration = Duration::from_secs(1);
 
+/// How long timers wait at most for what lies in the socket.
+const OVERDUE: Duration = Duration::from_millis(500);
+
 /// How far one turn may go.
 #[derive(Debug, Clone, Copy)]
 struct Budget {
@@ -493,7 +496,7 @@ impl Engine {
         self.locked(|core, _| {
             let entry =
                 core.entries.get_mut(&qp.qpn).ok_or(Error::State("the queue pair is gone"))?;
-            entry.may_begin(core.port.qp(qp.qpn).map(roce::Qp::state))?;
+            entry.may_ask(core.port.qp(qp.qpn).map(roce::Qp::state))?;
             core.port.connect(self.clock.now(), qp.qpn, &wanted)?;
             entry.mode = Mode::Starting;
             entry.linked = true;
@@ -657,6 +660,17 @@ fn depth(n: u16) -> u8 {
 }
 
 impl Entry {
+    /// Whether the queue pair may ask for a connection: where none comes about it is made anew, and
+    /// what was posted to it stays with us.
+    fn may_ask(&self, state: Option<QpState>) -> Result<()> {
+        if self.mode == Mode::Up && state == Some(QpState::Init) {
+            return Err(Error::State(
+                "the program has moved this queue pair to INIT: move it on, or back to RESET",
+            ));
+        }
+        self.may_begin(state)
+    }
+
     /// Whether a connection may begin.
     fn may_begin(&self, state: Option<QpState>) -> Result<()> {
         Err(Error::State(match (self.mode, state) {
@@ -707,7 +721,7 @@ impl Core {
             self.transmit(engine, now, TURN, &mut turn);
         }
         // Behind what has come: an answer that lies in the socket is not missing.
-        if expired {
+        if expired && (turn.drained || self.is_overdue(now)) {
             self.expire(engine, now, wakes);
             turn.worked = true;
         }
@@ -760,6 +774,11 @@ impl Core {
             }
             hand_over(port, tap, engine, now, packet.meta, packet.ecn, &packet.octets);
         }
+    }
+
+    /// Whether a timer has waited long enough for the socket to be empty.
+    fn is_overdue(&self, now: Instant) -> bool {
+        self.needs().timer.is_some_and(|at| now.saturating_since(at) >= OVERDUE)
     }
 
     fn expire(&mut self, engine: &Engine, now: Instant, wakes: &mut Wakes) {
@@ -1156,7 +1175,9 @@ impl Core {
         if state != Some(QpState::Err) {
             return;
         }
-        wakes.ends.push((entry.qp.clone(), CloseReason::Graceful));
+        // As long as it is linked the peer has not answered.
+        let reason = if entry.linked { CloseReason::Lost } else { CloseReason::Graceful };
+        wakes.ends.push((entry.qp.clone(), reason));
         if entry.released {
             self.deliver(wakes);
             engine.forget(self, now, qpn, wakes);
@@ -1321,8 +1342,9 @@ impl Member {
             let state = core.port.qp(qpn).map(roce::Qp::state);
             match entry.mode {
                 Mode::Idle | Mode::Starting => core.fail(now, qpn, CloseReason::Aborted, wakes),
+                // An end under way goes on: a NAK comes before the disconnect.
+                Mode::Up if entry.closing || entry.end.is_some() => {}
                 Mode::Up if state == Some(QpState::Err) => core.disconnect(now, qpn),
-                Mode::Up if entry.closing => {}
                 Mode::Up => {
                     let until = now + entry.qp.init.close_timeout;
                     core.begin_closing(until, qpn);
