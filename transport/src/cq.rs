@@ -326,6 +326,8 @@ impl Cq {
         }
         let mut ring = self.0.ring.lock();
         let ring = &mut *ring;
+        // Of each device the queue pairs end, with the first that they bring.
+        wakes.overflowed |= ring.excess > 0;
         let mut raises = match ring.armed {
             Some(true) => fresh.iter().any(|wc| wc.solicited || !wc.status.is_ok()),
             Some(false) => true,

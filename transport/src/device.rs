@@ -284,7 +284,7 @@ impl Device {
         let peer = HostPort::parse(peer)?;
         if let Some(engine) = self.shared.engine() {
             let mut last = Error::State("the peer's name has no address");
-            for peer in peer.resolve(DEFAULT_PORT).await? {
+            for peer in self.shared.look_up(peer).await? {
                 match engine.connect(qp.shared(), peer, private_data).await {
                     Ok(()) => return Ok(()),
                     Err(e @ Error::Rejected { .. }) => return Err(e),
@@ -515,6 +515,15 @@ impl DeviceShared {
             z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
             z ^ (z >> 31)
         })
+    }
+
+    /// The addresses of a peer: a name is looked up on the device's runtime.
+    async fn look_up(&self, peer: HostPort) -> Result<Vec<SocketAddr>> {
+        if peer.is_name() {
+            self.on_runtime(async move { peer.resolve(DEFAULT_PORT).await }).await
+        } else {
+            peer.resolve(DEFAULT_PORT).await
+        }
     }
 
     /// The device's own addresses.

@@ -57,7 +57,7 @@ pub struct ConnRequest {
 
 /// What was asked, and by which way it is answered: `None` once it is.
 enum Asked {
-    Tcp(Option<Startup>, Request),
+    Tcp(Option<Box<Startup>>, Request),
     Udp(Option<Arc<Engine>>, Box<roce::Request>),
 }
 
@@ -91,7 +91,8 @@ impl Listener {
             return Err(Error::Unsupported("the device has no UDP socket"));
         };
         let backlog = device.options.backlog.max(1);
-        let (port, queue) = engine.listen(port, backlog, device.random())?;
+        let half_open = device.options.max_startups.max(backlog);
+        let (port, queue) = engine.listen(port, backlog, half_open, device.random())?;
         let mut addr = engine.local();
         addr.set_port(port);
         let requests = Requests::Udp { queue: queue.into(), engine };
@@ -203,7 +204,8 @@ async fn receive_request(
     let mut startup = Startup::new(device.clone(), port);
     match startup.event().await {
         Event::Request(request) => {
-            let request = ConnRequest { device, asked: Asked::Tcp(Some(startup), request), peer };
+            let request =
+                ConnRequest { device, asked: Asked::Tcp(Some(startup.into()), request), peer };
             if let Err(e) = requests.try_send(request) {
                 let mut request = e.into_inner();
                 request.asked.drop_unanswered();
@@ -332,7 +334,7 @@ impl ConnRequest {
         if let Err(e) = accepted {
             // Dropped, the request is rejected.
             if let Asked::Tcp(startup, _) = &mut self.asked {
-                *startup = Some(Startup::new(self.device.clone(), port));
+                *startup = Some(Startup::new(self.device.clone(), port).into());
             }
             return Err(e.into());
         }

@@ -192,6 +192,11 @@ impl Qp {
     }
 
     pub(crate) fn begin(&self) -> Result<Start> {
+        if self.shared().member().is_some() {
+            return Err(Error::State(
+                "the queue pair is one of RoCEv2: an iWARP connection needs one of a tcp:// device",
+            ));
+        }
         self.shared().begin().map_err(|state| {
             Error::State(match state {
                 QpState::Init => "the queue pair is being connected already",
@@ -277,7 +282,8 @@ impl Qp {
     /// carry `qkey`; those that it sends are as long as the path MTU `mtu` at most.
     ///
     /// # Errors
-    /// As [`Qp::modify`].
+    /// As [`Qp::modify`]. On a device that is bound to all addresses it is not known from which one to
+    /// send: do the three steps with [`QpAttr::local`] in the second.
     pub fn open_datagram(&self, qkey: QKey, mtu: PathMtu) -> Result<()> {
         self.modify(&QpAttr { qkey: Some(qkey), ..QpAttr::to(QpState::Init) })?;
         self.modify(&QpAttr { path_mtu: Some(mtu), ..QpAttr::to(QpState::Rtr) })?;
@@ -341,7 +347,11 @@ impl Qp {
 
     /// Closes in order: what is posted is carried out, then both sides close. Returns how it ended;
     /// a peer that does not close within [`QpInit::close_timeout`] is reset. Dropping the future
-    /// does not stop the closing.
+    /// does not stop the closing. Meanwhile no send is taken.
+    ///
+    /// RoCE: once all sends are acknowledged, or the time is over, the connection manager disconnects,
+    /// and both sides flush what is left. A peer that does not answer that within a second is given
+    /// up ([`CloseReason::Lost`]).
     ///
     /// The peer's side closes by itself once its own work is done: a peer that sends FIN has
     /// nothing more to say, so receives are flushed and the state is [`QpState::Err`], as the

@@ -35,11 +35,11 @@ use userdma_proto::{
     },
     sim::{Counters as ImpairerCounters, Impairer, Packet},
     time::Instant,
-    verbs::{PostError, QpState, RecvWr, SendWr, Wc, WcOpcode},
+    verbs::{PostError, QpState, RecvWr, SendWr, Wc, WcOpcode, WcStatus},
     wire::{ids::Qpn, mad::cm::PortSpace},
 };
 
-use super::{Clock, LOOK, Look, Pollers, QpShared, Wakes, until};
+use super::{Clock, LOOK, Look, Pollers, QpShared, Spinning, Wakes, until};
 use crate::{
     capture::Tap,
     cq::Cq,
@@ -58,6 +58,8 @@ use crate::{
 const TURN: Budget = Budget { receptions: 16, trains: 16 };
 /// The same for a post: it sends, and does not receive.
 const POST: Budget = Budget { receptions: 0, trains: 64 };
+/// What makes a program one that spins: few polls, as each may move a MiB and more.
+const SPINNING: Spinning = Spinning { polls: 3, recent: LOOK };
 /// How long a peer may take to hear of an error by a NAK, before it is disconnected.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 /// How long a peer may take to answer a disconnect until nobody waits for it any more.
@@ -66,6 +68,8 @@ const FAREWELL: Duration = Duration::from_secs(1);
 /// A program that polls and takes a message gets so long to post its answer; the ACK that is owed
 /// goes along with that then, in the same send call. Shorter than half a round trip.
 const GRACE: Duration = Duration::from_micros(3);
+/// How long timers wait at most for what lies in the socket.
+const OVERDUE: Duration = Duration::from_millis(500);
 
 /// How far one turn may go.
 #[derive(Debug, Clone, Copy)]
@@ -109,9 +113,11 @@ struct Core {
     /// Who takes requests for a service.
     listeners: FxHashMap<u64, mpsc::Sender<Box<Request>>>,
     srqs: Vec<(Srq, usize)>,
-    /// Queue pairs that disconnect when their sends are done.
-    closing: Vec<Qpn>,
-    /// When to look after a queue pair that ends.
+    /// How many queue pairs disconnect when their sends are done.
+    closing: usize,
+    /// Queue pairs whose sends may be done; empty where none is closing.
+    advanced: Vec<Qpn>,
+    /// When to look after a queue pair that ends: [`Entry::end`] of all.
     ends: BTreeSet<(Instant, Qpn)>,
     impairer: Option<Impairer<Way>>,
     tap: Option<Tap>,
@@ -119,8 +125,8 @@ struct Core {
     fresh: Vec<Wc>,
     /// What is owed to peers waits until then for a post to take it along, while somebody polls.
     owed_until: Instant,
-    /// The last thing that the socket refused.
-    trouble: Option<String>,
+    /// The last thing that the socket refused, and to whom.
+    trouble: Option<(Option<IpAddr>, String)>,
 }
 
 /// Where a packet came from, and where to.
@@ -138,6 +144,10 @@ struct Entry {
     addresses: Option<(SocketAddr, SocketAddr)>,
     /// It has a connection of the connection manager.
     linked: bool,
+    /// It disconnects when its sends are done.
+    closing: bool,
+    /// When to look after it.
+    end: Option<Instant>,
     /// The last handle is gone: it is forgotten as soon as its end is told.
     released: bool,
 }
@@ -211,7 +221,8 @@ impl Engine {
                 entries: FxHashMap::default(),
                 listeners: FxHashMap::default(),
                 srqs: Vec::new(),
-                closing: Vec::new(),
+                closing: 0,
+                advanced: Vec::new(),
                 ends: BTreeSet::new(),
                 impairer: settings.impairer,
                 tap: settings.tap,
@@ -255,7 +266,7 @@ impl Engine {
             cm: core.port.cm_stats(),
             qps,
             impaired: core.impairer.as_ref().map(Impairer::counters).copied(),
-            trouble: core.trouble.clone(),
+            trouble: core.trouble.as_ref().map(|(_, said)| said.clone()),
         }
     }
 
@@ -273,8 +284,9 @@ impl Engine {
             let before = core.needs();
             let result = f(&mut core, &mut wakes);
             let mut turn = Turn::default();
-            core.transmit(self, self.clock.now(), POST, &mut turn);
-            core.settle(self, self.clock.now(), &mut wakes);
+            let now = self.clock.now();
+            core.transmit(self, now, POST, &mut turn);
+            core.settle(self, now, &mut turn, &mut wakes);
             self.left(before, core.needs(), turn);
             result
         };
@@ -346,7 +358,7 @@ impl Engine {
         }
         let queues = self.queues.lock();
         let pollers = queues.iter().map(|(cq, _)| cq.pollers());
-        look.spins(std::iter::once(&self.awaiting).chain(pollers), now)
+        look.spins(std::iter::once(&self.awaiting).chain(pollers), now, SPINNING)
     }
 
     /// A queue pair in the port, in RESET, with the number that it gives.
@@ -388,6 +400,8 @@ impl Engine {
                 terms: None,
                 addresses: None,
                 linked: false,
+                closing: false,
+                end: None,
                 released: false,
             },
         );
@@ -395,7 +409,11 @@ impl Engine {
 
     /// Forgets a queue pair, in the port too.
     fn forget(&self, core: &mut Core, now: Instant, qpn: Qpn, wakes: &mut Wakes) {
+        core.stop_closing(qpn);
         let Some(entry) = core.entries.remove(&qpn) else { return };
+        if let Some(at) = entry.end {
+            core.ends.remove(&(at, qpn));
+        }
         let _ = core.port.destroy_qp(now, qpn);
         {
             let mut queues = self.queues.lock();
@@ -460,6 +478,7 @@ impl Engine {
         private_data: &[u8],
     ) -> Result<()> {
         let init = &qp.init;
+        self.may_begin(qp)?;
         if peer.is_ipv4() != self.local.is_ipv4() {
             return Err(Error::BadAddress(format!(
                 "cannot reach {peer} from {}: one is IPv4, the other IPv6",
@@ -485,7 +504,7 @@ impl Engine {
         self.locked(|core, _| {
             let entry =
                 core.entries.get_mut(&qp.qpn).ok_or(Error::State("the queue pair is gone"))?;
-            entry.may_begin(core.port.qp(qp.qpn).map(roce::Qp::state))?;
+            entry.may_ask(core.port.qp(qp.qpn).map(roce::Qp::state))?;
             core.port.connect(self.clock.now(), qp.qpn, &wanted)?;
             entry.mode = Mode::Starting;
             entry.linked = true;
@@ -494,30 +513,58 @@ impl Engine {
             Ok::<_, Error>(())
         })?;
         let mut attempt = Attempt { engine: self, qpn: qp.qpn, ended: false };
-        let answer = tokio::time::timeout(init.startup_timeout, told).await;
+        let answer = {
+            // The caller may have no runtime.
+            let _entered = self.runtime.enter();
+            tokio::time::timeout(init.startup_timeout, told)
+        };
+        let answer = answer.await;
         attempt.ended = answer.is_ok();
         drop(attempt);
         match answer {
             Ok(Ok(Ok(()))) => Ok(()),
             Ok(Ok(Err(Refusal::Rejected(source)))) => Err(Error::Rejected { peer, source }),
             Ok(Ok(Err(Refusal::Silent))) | Err(_) => {
-                Err(Error::NoAnswer { peer, udp_port: self.peer_udp_port, trouble: self.trouble() })
+                let trouble = self.trouble_toward(peer.ip());
+                Err(Error::NoAnswer { peer, udp_port: self.peer_udp_port, trouble })
             }
             Ok(Ok(Err(Refusal::Aborted)) | Err(_)) => Err(PostError::BadState(QpState::Err).into()),
         }
     }
 
-    fn trouble(&self) -> Option<String> {
-        self.core.lock().trouble.clone()
+    /// Whether a queue pair is one of ours, and somebody looks after the socket.
+    fn may_begin(self: &Arc<Self>, qp: &QpShared) -> Result<()> {
+        if !qp.member().is_some_and(|member| Arc::ptr_eq(member.engine(), self)) {
+            return Err(Error::State(
+                "the queue pair belongs to another device: make it in a domain of this one",
+            ));
+        }
+        self.is_alive()
+    }
+
+    fn is_alive(&self) -> Result<()> {
+        if self.over.load(Ordering::Acquire) {
+            return Err(Error::State("the device's tokio runtime was shut down"));
+        }
+        Ok(())
+    }
+
+    /// What the socket last refused to send to `peer`.
+    fn trouble_toward(&self, peer: IpAddr) -> Option<String> {
+        let core = self.core.lock();
+        core.trouble.as_ref().filter(|(to, _)| *to == Some(peer)).map(|(_, said)| said.clone())
     }
 
     /// Listens for connections to the rdma_cm port `port`, 0 for a free one, and gives it.
+    /// `backlog` requests wait for the program; `half_open` are those that it has taken as well.
     pub(crate) fn listen(
         &self,
         port: u16,
         backlog: usize,
+        half_open: usize,
         random: u64,
     ) -> Result<(u16, mpsc::Receiver<Box<Request>>)> {
+        self.is_alive()?;
         let (sender, requests) = mpsc::channel(backlog);
         let mut core = self.core.lock();
         // The dynamic ports (RFC 6335), from a random one on.
@@ -525,7 +572,7 @@ impl Engine {
         let wanted = (port != 0).then_some(port);
         for candidate in wanted.into_iter().chain(free) {
             let service = PortSpace::TCP.service_id(candidate);
-            match core.port.listen(service, backlog) {
+            match core.port.listen(service, half_open) {
                 Ok(()) => {
                     core.listeners.insert(service, sender);
                     return Ok((candidate, requests));
@@ -547,11 +594,12 @@ impl Engine {
 
     /// Says yes to `request` with `qp`.
     pub(crate) fn accept(
-        &self,
+        self: &Arc<Self>,
         qp: &Arc<QpShared>,
         request: &Request,
         private_data: &[u8],
     ) -> Result<()> {
+        self.may_begin(qp)?;
         let init = &qp.init;
         let answer = port::Accept {
             initiator_depth: depth(init.ord),
@@ -584,6 +632,9 @@ impl Engine {
         self.over.store(true, Ordering::Release);
         let now = self.clock.now();
         self.locked(|core, wakes| {
+            // Who waits for requests hears that none will come.
+            let listeners = std::mem::take(&mut core.listeners);
+            wakes.later(move || drop(listeners));
             let all: Vec<_> = core.entries.keys().copied().collect();
             for qpn in all {
                 core.fail(now, qpn, CloseReason::Lost, wakes);
@@ -617,6 +668,17 @@ fn depth(n: u16) -> u8 {
 }
 
 impl Entry {
+    /// Whether the queue pair may ask for a connection: where none comes about it is made anew, and
+    /// what was posted to it stays with us.
+    fn may_ask(&self, state: Option<QpState>) -> Result<()> {
+        if self.mode == Mode::Up && state == Some(QpState::Init) {
+            return Err(Error::State(
+                "the program has moved this queue pair to INIT: move it on, or back to RESET",
+            ));
+        }
+        self.may_begin(state)
+    }
+
     /// Whether a connection may begin.
     fn may_begin(&self, state: Option<QpState>) -> Result<()> {
         Err(Error::State(match (self.mode, state) {
@@ -649,10 +711,7 @@ impl Core {
     /// One turn: packets in, timers, packets out, then completions and events to where they belong.
     fn turn(&mut self, engine: &Engine, now: Instant, lazy: bool, wakes: &mut Wakes) -> Turn {
         let mut turn = Turn::default();
-        if self.needs().timer.is_some_and(|at| at <= now) {
-            self.expire(engine, now, wakes);
-            turn.worked = true;
-        }
+        let expired = self.needs().timer.is_some_and(|at| at <= now);
         for n in 0.. {
             if n == TURN.receptions {
                 turn.more = true;
@@ -663,18 +722,23 @@ impl Core {
                 break;
             }
             turn.worked = true;
-            if lazy && self.port.has_completions() {
+            if lazy && !expired && self.port.has_completions() {
                 self.owed_until = now + GRACE;
-                self.settle(engine, now, wakes);
+                self.settle(engine, now, &mut turn, wakes);
                 return turn;
             }
             self.transmit(engine, now, TURN, &mut turn);
         }
-        if lazy && !turn.worked && now < self.owed_until {
+        if lazy && !expired && !turn.worked && now < self.owed_until {
             return turn;
         }
+        // Behind what has come: an answer that lies in the socket is not missing.
+        if expired && (turn.drained || self.is_overdue(now)) {
+            self.expire(engine, now, wakes);
+            turn.worked = true;
+        }
         self.transmit(engine, now, TURN, &mut turn);
-        self.settle(engine, now, wakes);
+        self.settle(engine, now, &mut turn, wakes);
         if let Some(tap) = &mut self.tap {
             tap.flush();
         }
@@ -683,19 +747,24 @@ impl Core {
 
     /// Takes what one call of the socket gives. False: nothing.
     fn receive(&mut self, engine: &Engine, now: Instant) -> bool {
-        let Self { socket, port, scratch, impairer, tap, trouble, .. } = self;
+        let Self { socket, port, scratch, impairer, tap, trouble, closing, advanced, .. } = self;
         let datagram = match socket.recv_batch(scratch) {
             Ok(Some(datagram)) => datagram,
             Ok(None) => return false,
             Err(e) => {
-                *trouble = Some(e.to_string());
+                *trouble = Some((None, e.to_string()));
                 return false;
             }
         };
         let way = (datagram.from, datagram.to);
         for octets in datagram.packets() {
             match impairer {
-                None => hand_over(port, tap, engine, now, way, datagram.ecn, octets),
+                None => {
+                    if *closing > 0 {
+                        advanced.extend(dest_qp(octets));
+                    }
+                    hand_over(port, tap, engine, now, way, datagram.ecn, octets);
+                }
                 Some(impairer) => {
                     let packet = Packet::with_meta(octets.to_vec(), way).with_ecn(datagram.ecn);
                     impairer.handle(now, packet);
@@ -708,10 +777,20 @@ impl Core {
 
     /// Hands over the impaired packets whose time has come.
     fn hand_over_due(&mut self, engine: &Engine, now: Instant) {
-        let Self { port, impairer: Some(impairer), tap, .. } = self else { return };
+        let Self { port, impairer: Some(impairer), tap, closing, advanced, .. } = self else {
+            return;
+        };
         while let Some((_, packet)) = impairer.poll_due(now) {
+            if *closing > 0 {
+                advanced.extend(dest_qp(&packet.octets));
+            }
             hand_over(port, tap, engine, now, packet.meta, packet.ecn, &packet.octets);
         }
+    }
+
+    /// Whether a timer has waited long enough for the socket to be empty.
+    fn is_overdue(&self, now: Instant) -> bool {
+        self.needs().timer.is_some_and(|at| now.saturating_since(at) >= OVERDUE)
     }
 
     fn expire(&mut self, engine: &Engine, now: Instant, wakes: &mut Wakes) {
@@ -721,6 +800,9 @@ impl Core {
         }
         while let Some(&(at, qpn)) = self.ends.first().filter(|(at, _)| *at <= now) {
             self.ends.remove(&(at, qpn));
+            if let Some(entry) = self.entries.get_mut(&qpn) {
+                entry.end = None;
+            }
             self.finish(engine, now, qpn, wakes);
         }
     }
@@ -749,6 +831,9 @@ impl Core {
                     if let Some(tap) = &mut self.tap {
                         tap.outbound(&way, train);
                     }
+                    if self.closing > 0 {
+                        self.advanced.push(way.scope.qpn);
+                    }
                     self.pending = Some((way, 0));
                 }
                 None => return,
@@ -772,7 +857,7 @@ impl Core {
             Err(SendError::WouldBlock) => return false,
             // It is lost like a packet on the way: it is sent again, or its work fails.
             Err(e) => {
-                self.trouble = Some(e.to_string());
+                self.trouble = Some((Some(way.to.ip()), e.to_string()));
                 self.pending = None;
             }
         }
@@ -780,9 +865,9 @@ impl Core {
     }
 
     /// Completions to their futures and queues, events to whom they concern. Where a completion
-    /// queue has overflowed, that is the end of its queue pairs.
-    fn settle(&mut self, engine: &Engine, now: Instant, wakes: &mut Wakes) {
-        let mut eventful = false;
+    /// queue has overflowed, that is the end of its queue pairs. What that leads to is sent.
+    fn settle(&mut self, engine: &Engine, now: Instant, turn: &mut Turn, wakes: &mut Wakes) {
+        let mut acted = false;
         loop {
             self.deliver(wakes);
             let mut quiet = true;
@@ -793,10 +878,10 @@ impl Core {
             if self.fail_overflowed(now, wakes) {
                 quiet = false;
             }
-            for i in (0..self.closing.len()).rev() {
-                let qpn = self.closing[i];
-                if self.port.qp(qpn).is_none_or(|qp| qp.unfinished_sends() == 0) {
-                    self.closing.swap_remove(i);
+            while let Some(qpn) = self.advanced.pop() {
+                let is_closing = self.entries.get(&qpn).is_some_and(|entry| entry.closing);
+                if is_closing && self.port.qp(qpn).is_none_or(|qp| qp.unfinished_sends() == 0) {
+                    self.stop_closing(qpn);
                     self.disconnect(now, qpn);
                     quiet = false;
                 }
@@ -804,14 +889,13 @@ impl Core {
             if quiet {
                 break;
             }
-            eventful = true;
+            acted = true;
         }
         for (srq, _) in &self.srqs {
             srq.settle(wakes);
         }
-        // What events led to: answers of the connection manager.
-        if eventful && self.pending.is_none() {
-            self.transmit(engine, now, POST, &mut Turn::default());
+        if acted {
+            self.transmit(engine, now, POST, turn);
         }
     }
 
@@ -966,6 +1050,7 @@ impl Core {
             retry_cnt: Some(init.retry_cnt),
             rnr_retry: Some(init.rnr_retry),
             max_rd_atomic: Some(depth(init.ord)),
+            max_dest_rd_atomic: Some(depth(init.ird)),
             ..QpAttr::default()
         };
         self.port.modify(qpn, &attr)?;
@@ -1011,9 +1096,28 @@ impl Core {
             _ => CloseReason::WorkFailed,
         };
         wakes.ends.push((entry.qp.clone(), told));
+        self.stop_closing(qpn);
         // A NAK is to come before the end of the connection.
         let nak = matches!(reason, Reason::Responder(_));
-        self.ends.insert((if nak { now + LAST_WORDS } else { now }, qpn));
+        self.end_at(if nak { now + LAST_WORDS } else { now }, qpn);
+    }
+
+    /// Has a queue pair looked after at `at`, and not when it was said before.
+    fn end_at(&mut self, at: Instant, qpn: Qpn) {
+        let Some(entry) = self.entries.get_mut(&qpn) else { return };
+        if let Some(before) = entry.end.replace(at) {
+            self.ends.remove(&(before, qpn));
+        }
+        self.ends.insert((at, qpn));
+    }
+
+    /// It does not wait for its sends any more.
+    fn stop_closing(&mut self, qpn: Qpn) {
+        if let Some(entry) = self.entries.get_mut(&qpn)
+            && std::mem::take(&mut entry.closing)
+        {
+            self.closing -= 1;
+        }
     }
 
     /// To the error state at once; the peer is told that the connection is over.
@@ -1027,7 +1131,7 @@ impl Core {
             entry.qp.flush(wr.id, tag, WcOpcode::RECV, wakes);
         }
         entry.mode = Mode::Up;
-        self.closing.retain(|&other| other != qpn);
+        self.stop_closing(qpn);
         self.disconnect(now, qpn);
         self.deliver(wakes);
     }
@@ -1036,11 +1140,11 @@ impl Core {
     fn disconnect(&mut self, now: Instant, qpn: Qpn) {
         let linked = self.entries.get(&qpn).is_some_and(|entry| entry.linked);
         if linked && self.port.disconnect(now, qpn).is_ok() {
-            self.ends.insert((now + FAREWELL, qpn));
+            self.end_at(now + FAREWELL, qpn);
             return;
         }
         let _ = self.port.modify(qpn, &QpAttr::to(QpState::Err));
-        self.ends.insert((now, qpn));
+        self.end_at(now, qpn);
     }
 
     /// The connection manager has no connection for it any more.
@@ -1063,8 +1167,10 @@ impl Core {
             return;
         }
         wakes.ends.push((entry.qp.clone(), reason));
-        self.closing.retain(|&other| other != qpn);
-        if entry.released {
+        let released = entry.released;
+        self.stop_closing(qpn);
+        if released {
+            self.deliver(wakes);
             engine.forget(self, now, qpn, wakes);
         }
     }
@@ -1073,7 +1179,7 @@ impl Core {
     fn finish(&mut self, engine: &Engine, now: Instant, qpn: Qpn, wakes: &mut Wakes) {
         let Some(entry) = self.entries.get(&qpn) else { return };
         let state = self.port.qp(qpn).map(roce::Qp::state);
-        if self.closing.contains(&qpn) {
+        if entry.closing {
             // Its sends were not done in time.
             self.fail(now, qpn, CloseReason::Lost, wakes);
             return;
@@ -1081,7 +1187,9 @@ impl Core {
         if state != Some(QpState::Err) {
             return;
         }
-        wakes.ends.push((entry.qp.clone(), CloseReason::Graceful));
+        // As long as it is linked the peer has not answered.
+        let reason = if entry.linked { CloseReason::Lost } else { CloseReason::Graceful };
+        wakes.ends.push((entry.qp.clone(), reason));
         if entry.released {
             self.deliver(wakes);
             engine.forget(self, now, qpn, wakes);
@@ -1107,6 +1215,12 @@ fn hand_over(
     port.handle_datagram(now, from, Some(to), ecn, octets, &*engine.table);
 }
 
+/// The queue pair that a packet is for (IBTA vol. 1, 9.2: octets 5 to 7 of the BTH).
+fn dest_qp(octets: &[u8]) -> Option<Qpn> {
+    let &[a, b, c] = octets.get(5..8)? else { return None };
+    Some(Qpn(u32::from_be_bytes([0, a, b, c])))
+}
+
 impl Member {
     pub(crate) fn new(engine: Arc<Engine>) -> Self {
         Self(engine)
@@ -1123,11 +1237,15 @@ impl Member {
         wrs: impl Iterator<Item = (SendWr, u64)>,
     ) -> Result<(), (usize, PostError)> {
         self.0.locked(|core, _| {
-            let starting = core.mode(qp.qpn) == Some(Mode::Starting);
+            let refused = match core.entries.get(&qp.qpn) {
+                Some(entry) if entry.mode != Mode::Up => Some(QpState::Init),
+                Some(entry) if entry.closing => Some(QpState::Sqd),
+                _ => None,
+            };
             for (taken, (wr, tag)) in wrs.enumerate() {
                 let posted = qp.may_post(tag, &qp.init.send_cq).and_then(|()| {
-                    if starting {
-                        return Err(PostError::BadState(QpState::Init));
+                    if let Some(state) = refused {
+                        return Err(PostError::BadState(state));
                     }
                     core.port.post_send(qp.qpn, wr, tag).map_err(post_error)
                 });
@@ -1149,7 +1267,9 @@ impl Member {
             let posted = core.post_recvs(qp, wrs);
             // In the error state they complete at once; otherwise there is nothing to send.
             if core.port.has_completions() {
-                core.settle(&self.0, self.0.clock.now(), &mut wakes);
+                let (before, mut turn) = (core.needs(), Turn::default());
+                core.settle(&self.0, self.0.clock.now(), &mut turn, &mut wakes);
+                self.0.left(before, core.needs(), turn);
             }
             posted
         };
@@ -1159,9 +1279,10 @@ impl Member {
 
     pub(super) fn state(&self, qpn: Qpn) -> QpState {
         let core = self.0.core.lock();
-        match (core.mode(qpn), core.port.qp(qpn)) {
+        match (core.entries.get(&qpn), core.port.qp(qpn)) {
             // As verbs show it that have a connection manager.
-            (Some(Mode::Idle | Mode::Starting), _) => QpState::Init,
+            (Some(entry), _) if entry.mode != Mode::Up => QpState::Init,
+            (Some(entry), Some(_)) if entry.closing => QpState::Sqd,
             (_, Some(qp)) => qp.state(),
             (_, None) => QpState::Err,
         }
@@ -1206,6 +1327,9 @@ impl Member {
             if mode == Some(Mode::Starting) || core.entries.get(&qpn).is_some_and(|e| e.linked) {
                 return Err(Error::State("the connection manager moves this queue pair"));
             }
+            if attr.state == Some(QpState::Reset) {
+                return core.reset(qpn, &attr, wakes);
+            }
             core.port.modify(qpn, &attr)?;
             let Some(entry) = core.entries.get_mut(&qpn) else { return Ok(()) };
             if let Some((local, peer)) = attr.local.zip(attr.peer) {
@@ -1213,7 +1337,6 @@ impl Member {
             }
             match attr.state {
                 // From INIT on the port takes receives.
-                Some(QpState::Reset) => entry.mode = Mode::Up,
                 Some(_) if mode == Some(Mode::Idle) => core.bring_up(qpn, wakes),
                 Some(_) | None => {}
             }
@@ -1231,11 +1354,12 @@ impl Member {
             let state = core.port.qp(qpn).map(roce::Qp::state);
             match entry.mode {
                 Mode::Idle | Mode::Starting => core.fail(now, qpn, CloseReason::Aborted, wakes),
+                // An end under way goes on: a NAK comes before the disconnect.
+                Mode::Up if entry.closing || entry.end.is_some() => {}
                 Mode::Up if state == Some(QpState::Err) => core.disconnect(now, qpn),
-                Mode::Up if core.closing.contains(&qpn) => {}
                 Mode::Up => {
-                    core.ends.insert((now + entry.qp.init.close_timeout, qpn));
-                    core.closing.push(qpn);
+                    let until = now + entry.qp.init.close_timeout;
+                    core.begin_closing(until, qpn);
                 }
             }
         });
@@ -1254,9 +1378,9 @@ impl Member {
         self.0.locked(|core, wakes| {
             let Some(entry) = core.entries.get_mut(&qpn) else { return };
             entry.released = true;
-            let ends = core.ends.iter().any(|&(_, ending)| ending == qpn);
             let is_over = core.port.qp(qpn).is_none_or(|qp| qp.state() == QpState::Err);
-            if !core.closing.contains(&qpn) && !(ends && is_over) {
+            let ends = entry.closing || (entry.end.is_some() && is_over);
+            if !ends {
                 core.fail(now, qpn, CloseReason::Aborted, wakes);
             }
             // Without the task nobody would come back for it.
@@ -1271,6 +1395,49 @@ impl Member {
 impl Core {
     fn mode(&self, qpn: Qpn) -> Option<Mode> {
         self.entries.get(&qpn).map(|entry| entry.mode)
+    }
+
+    /// A queue pair disconnects when its sends are done, or at `until`.
+    fn begin_closing(&mut self, until: Instant, qpn: Qpn) {
+        let Some(entry) = self.entries.get_mut(&qpn) else { return };
+        entry.closing = true;
+        self.closing += 1;
+        self.advanced.push(qpn);
+        self.end_at(until, qpn);
+    }
+
+    /// To RESET, as it was made: what is posted is dropped without completions. Who awaits some of
+    /// it hears of that all the same.
+    fn reset(&mut self, qpn: Qpn, attr: &QpAttr, wakes: &mut Wakes) -> Result<()> {
+        // All that may be wrong with it.
+        self.port.modify(qpn, &QpAttr { state: None, ..*attr })?;
+        self.stop_closing(qpn);
+        let Some(entry) = self.entries.get_mut(&qpn) else { return Ok(()) };
+        (entry.mode, entry.addresses, entry.terms) = (Mode::Up, None, None);
+        if let Some(at) = entry.end.take() {
+            self.ends.remove(&(at, qpn));
+        }
+        let qp = entry.qp.clone();
+        let flushed = |wr: RecvWr| Wc {
+            id: wr.id,
+            status: WcStatus::WR_FLUSH_ERR,
+            opcode: WcOpcode::RECV,
+            qpn,
+            ..Wc::default()
+        };
+        for (wr, tag) in entry.recvs.drain(..) {
+            qp.completes_awaited(tag, flushed(wr), wakes);
+        }
+        // Those of other queue pairs went to their queues before the lock was given up.
+        self.port.modify(qpn, &QpAttr::to(QpState::Err))?;
+        while let Some((_, completion)) = self.port.poll_completion() {
+            qp.completes_awaited(completion.tag, completion.wc, wakes);
+        }
+        self.port.modify(qpn, &QpAttr::to(QpState::Reset))?;
+        self.prepare(qpn, &qp.init)?;
+        self.port.modify(qpn, &QpAttr { state: None, ..*attr })?;
+        wakes.later(move || qp.begin_again());
+        Ok(())
     }
 
     fn post_recvs(

@@ -91,6 +91,11 @@ impl HostPort {
         self.port
     }
 
+    /// Whether it is a name, which has to be looked up.
+    pub(crate) fn is_name(&self) -> bool {
+        matches!(self.host, Host::Name(_))
+    }
+
     /// Whether it stands for all addresses of this host (`0.0.0.0`, `::`).
     pub(crate) fn is_unspecified(&self) -> bool {
         match &self.host {
