@@ -351,10 +351,20 @@ impl Qp {
                 self.transmit_answers(now, mem, limit, train);
             } else if matches!(self.state, QpState::Rts | QpState::Sqd) {
                 self.transmit_requests(now, mem, limit, train);
+                if !train.is_empty() {
+                    // What is short enough to be the last of the train rides along: an ACK costs
+                    // no send call of its own.
+                    self.transmit_answers(now, mem, limit, train);
+                }
             }
             if !train.is_empty() {
                 break;
             }
+        }
+        if train.is_empty() {
+            // After a pause what the program posts goes first: an ACK can wait for it, and the
+            // peer's program need not wait for the ACK.
+            self.answers_turn = false;
         }
         train.ecn = self.config.ecn;
         self.stats.packets_sent += train.packets() as u64;
@@ -363,6 +373,11 @@ impl Qp {
         }
         self.tell_drained();
         !train.is_empty()
+    }
+
+    /// Send work that was posted and is not done, whether it was begun or not.
+    pub fn unfinished_sends(&self) -> usize {
+        self.tx.unfinished()
     }
 
     /// The next finished work request.

@@ -254,6 +254,8 @@ pub(super) struct Requester {
     outstanding: VecDeque<u64>,
     /// Packets since one asked for an acknowledgement.
     unasked: u32,
+    /// The number behind the last packet that asked for one.
+    asked_end: u64,
     /// The work request at `at` cannot be carried out: it fails once all before it is done.
     failing: Option<WcStatus>,
     /// Nothing is sent before: the peer has no receive.
@@ -291,6 +293,11 @@ impl Requester {
 
     pub(super) fn timeout(&self) -> Option<Instant> {
         [self.deadline, self.rnr_until, self.linger].into_iter().flatten().min()
+    }
+
+    /// Work that has not completed.
+    pub(super) fn unfinished(&self) -> usize {
+        self.queue.len()
     }
 
     /// Whether nothing that was begun is unfinished.
@@ -339,6 +346,11 @@ impl Requester {
     /// The first packet that is not on the way.
     fn frontier(&self) -> u64 {
         self.hole.map_or(self.next, |hole| hole.resume)
+    }
+
+    /// Whether an acknowledgement that was asked for is still to come.
+    fn awaits_ack(&self) -> bool {
+        self.asked_end > self.una
     }
 
     /// Passes what need not be sent again.
@@ -434,7 +446,7 @@ impl Requester {
         }
         // Those behind it are sent again; there are none before it.
         self.outstanding.clear();
-        self.unasked = 0;
+        (self.unasked, self.asked_end) = (0, 0);
         self.failing = None;
         self.waived = Load::default();
     }
@@ -916,12 +928,20 @@ impl Qp {
             let Some(work) = self.tx.queue.get(self.tx.at) else {
                 break;
             };
+            // One that is to come anyway makes room: to ask for more would only make the trains and
+            // the acknowledgements small.
+            let awaits = self.tx.awaits_ack();
+            let full = u64::from(mtu) + OVERHEAD;
             let ask = rc
                 && (plan.ask
-                    || crowded
                     || self.tx.hole.is_some_and(|hole| after >= hole.end)
                     || self.tx.unasked.saturating_add(1) >= self.config.ack_every
-                    || !self.tx.has_room(after, self.window, mtu, 1, u64::from(mtu) + OVERHEAD));
+                    || !awaits && (crowded || !self.tx.has_room(after, self.window, mtu, 1, full)));
+            if crowded && !ask {
+                // What does not ask needs room for one behind it that does.
+                self.tx.starved = Some(Starved { pool: Pool::Peer, wants: 2 * weigh(mtu) });
+                break;
+            }
             plan.headers.bth = plan.headers.bth.with_ack_req(ask);
             let source = work.source(plan.offset, plan.len);
             if train.push(ends, &mut plan.headers, source, mem, self.config.scope).is_err() {
@@ -979,6 +999,9 @@ impl Qp {
         tx.sent += plan.packets;
         // The last packet of a hole asks in any case.
         tx.unasked = if ask || tx.hole.is_some() { 0 } else { tx.unasked.saturating_add(1) };
+        if ask {
+            tx.asked_end = tx.next;
+        }
         tx.spare = Load::default();
         let Some(work) = tx.queue.get(tx.at) else {
             return;
@@ -1082,7 +1105,7 @@ impl Qp {
             // The window may have become smaller: then one more goes, and asks for an
             // acknowledgement, where none on the way does.
             let room = tx.hole.is_some()
-                || tx.unasked > 0
+                || tx.unasked > 0 && !tx.awaits_ack()
                 || tx.has_room(tx.next, self.window, mtu, packets, octets);
             if !room
                 // What was taken at the post goes out, even if they are off by now.

@@ -1,6 +1,6 @@
 //! Settings, attributes, events and counters of a queue pair.
 
-use core::{net::SocketAddr, time::Duration};
+use core::{net::SocketAddr, ops::AddAssign, time::Duration};
 
 use super::congestion::Dcqcn;
 use crate::{
@@ -386,4 +386,53 @@ pub struct Stats {
     pub cnps_received: u64,
     /// Times that something was ready and had to wait for the rate that these allow.
     pub paced: u64,
+}
+
+impl AddAssign for Stats {
+    fn add_assign(&mut self, other: Self) {
+        let Self {
+            packets_sent,
+            packets_resent,
+            packets_received,
+            payload_sent,
+            payload_received,
+            acks_sent,
+            rnr_naks_sent,
+            sequence_naks_sent,
+            rnr_naks_received,
+            sequence_naks_received,
+            timeouts,
+            duplicates,
+            out_of_order,
+            kept,
+            ghosts,
+            malformed,
+            no_receive,
+            access_errors,
+            ce_marked,
+            cnps_received,
+            paced,
+        } = other;
+        self.packets_sent += packets_sent;
+        self.packets_resent += packets_resent;
+        self.packets_received += packets_received;
+        self.payload_sent += payload_sent;
+        self.payload_received += payload_received;
+        self.acks_sent += acks_sent;
+        self.rnr_naks_sent += rnr_naks_sent;
+        self.sequence_naks_sent += sequence_naks_sent;
+        self.rnr_naks_received += rnr_naks_received;
+        self.sequence_naks_received += sequence_naks_received;
+        self.timeouts += timeouts;
+        self.duplicates += duplicates;
+        self.out_of_order += out_of_order;
+        self.kept += kept;
+        self.ghosts += ghosts;
+        self.malformed += malformed;
+        self.no_receive += no_receive;
+        self.access_errors += access_errors;
+        self.ce_marked += ce_marked;
+        self.cnps_received += cnps_received;
+        self.paced += paced;
+    }
 }

@@ -645,6 +645,11 @@ impl Port {
         None
     }
 
+    /// Whether [`Port::poll_completion`] may have something.
+    pub fn has_completions(&self) -> bool {
+        !self.finished.is_empty()
+    }
+
     /// The next thing the program has to know.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
