@@ -61,7 +61,7 @@ Examples:
 
 Exit status: 0 if everything was verified, 1 if not, 2 for wrong arguments.")]
 pub(crate) struct Demo {
-    /// Octets a message (atomics and immediates always have 8)
+    /// Octets a message (atomics, AtomicWrite and immediates always have 8)
     #[arg(long, value_name = "OCTETS", default_value_t = 65536, value_parser = clap::value_parser!(u32).range(0..=i64::from(MAX_SIZE)))]
     size: u32,
     /// Messages of each operation, in each direction

@@ -30,11 +30,12 @@ pub(crate) struct Roce {
     /// RoCE: what becomes of packets whose ICRC is not found good: dropped, or taken all the same
     #[arg(long, value_enum, value_name = "strict|lenient", hide_possible_values = true, default_value_t = Icrc::Strict)]
     pub(crate) icrc: Icrc,
-    /// RoCE: what is done to packets received, in each process, such as loss=1%,dup=1%,reorder=1%,
-    /// corrupt=0.1%,delay=1ms,ecn=1%,seed=7
+    /// RoCE: what is done to packets received, in each process, for instance
+    /// loss=1%,dup=1%,reorder=1%,corrupt=0.1%,delay=1ms,ecn=1%,seed=7
     #[arg(long, value_name = "LIST")]
     pub(crate) impair: Option<Impairments>,
-    /// RoCE: write our own packets to FILE as pcapng; no privileges needed
+    /// RoCE: write our own packets to FILE as pcapng, without privileges; demo and perf --local write
+    /// the server's beside it (x.pcapng, x.server.pcapng)
     #[arg(long, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
 }

@@ -55,6 +55,8 @@ Examples:
   userdma serve --listen 10.0.0.1:7471 --as rdma-server   for librdmacm's rdma_client
   userdma serve --once --crc off                          one client, then the exit status tells
   userdma serve --listen 10.0.0.1 --transport roce        RoCEv2, behind UDP port 4791
+  userdma serve --transport roce --udp-port 0             behind a free one: clients name it by
+                                                          --peer-udp-port
   userdma serve --listen 10.0.0.1 --max-clients 4 --max-memory 256MiB --idle-timeout 10
 
 A client beyond --max-clients or --max-memory is rejected and told why. A client of rping or
