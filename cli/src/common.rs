@@ -19,6 +19,7 @@ use userdma::{
 
 use crate::{
     Usage,
+    output::note,
     roce::{self, Roce},
 };
 
@@ -159,6 +160,11 @@ impl Common {
             args.push("--verbose".into());
         }
         args
+    }
+
+    /// Whether counters are printed at the end.
+    pub(crate) const fn counts(&self) -> bool {
+        self.verbose || self.roce.impair.is_some()
     }
 
     /// The same switches for a client whose server, of our own, is at this UDP port.
@@ -493,8 +499,23 @@ impl Link {
         }
     }
 
+    /// What is told on stderr when it is over: the counters, if wanted, and how a capture is read in
+    /// which a side has another UDP port than RoCE's own.
+    pub(crate) fn tell(&self, common: &Common, counters: bool) {
+        if counters {
+            note(&self.counters());
+        }
+        if let Some(path) = &common.roce.pcap {
+            let theirs = self.qp.terms().and_then(|terms| terms.token).map(|token| token.udp_port);
+            let ports = [self.dev.udp_addr().map(|own| own.port()), theirs];
+            if let Some(hint) = roce::reading(path, ports) {
+                note(&hint);
+            }
+        }
+    }
+
     /// The counters, as a line of `-v`: of RoCE those of the device.
-    pub(crate) fn counters(&self) -> String {
+    fn counters(&self) -> String {
         match self.dev.roce_stats() {
             Some(stats) => roce::counters(&stats),
             None => counters(&self.qp.stats()),

@@ -1106,6 +1106,7 @@ pub(crate) async fn run(args: Demo) -> Result<ExitCode> {
     if args.common.roce.impair.is_some() {
         tell_counters(&args, &link, server.counters());
     }
+    link.tell(&args.common, args.common.verbose);
     if !complaints.is_empty() {
         return Ok(ExitCode::FAILURE);
     }
@@ -1188,9 +1189,6 @@ async fn client(args: &Demo, server: &ServerProcess) -> Result<(Vec<Row>, Link)>
     progress.finish_and_clear();
     peer.say(&Control::Bye).await?;
     close(&link.qp).await;
-    if args.common.verbose {
-        note(&link.counters());
-    }
     Ok((rows, link))
 }
 

@@ -921,9 +921,7 @@ fn once(
             Err(e)
         }
     };
-    if args.common.verbose {
-        note(&link.counters());
-    }
+    link.tell(&args.common, args.common.counts());
     let measured = measured?;
     if args.common.verbose {
         let samples = match run.measure {

@@ -233,9 +233,7 @@ pub(crate) async fn run(args: Ping) -> Result<ExitCode> {
         close(&qp).await;
     }
     summary.print(&args);
-    if args.common.verbose {
-        note(&link.counters());
-    }
+    link.tell(&args.common, args.common.counts());
     outcome?;
     if summary.mismatched > 0 || summary.times.n == 0 {
         return Ok(ExitCode::FAILURE);

@@ -142,6 +142,19 @@ fn of_server(path: &Path) -> PathBuf {
     }
 }
 
+/// How to read the capture at `path` of packets between these UDP ports; `None` where `dissect` looks
+/// for RoCEv2 there by itself.
+pub(crate) fn reading(path: &Path, ports: [Option<u16>; 2]) -> Option<String> {
+    let others: Vec<_> = ports
+        .into_iter()
+        .flatten()
+        .filter(|&port| port != ROCE_PORT)
+        .map(|port| format!("--roce-port {port} "))
+        .collect();
+    (!others.is_empty())
+        .then(|| format!("to read: userdma dissect {}{}", others.concat(), path.display()))
+}
+
 /// The address from which packets to `peer` leave; its port means nothing.
 fn source_toward(peer: SocketAddr) -> Result<SocketAddr> {
     let any: SocketAddr = if peer.is_ipv4() {
@@ -279,6 +292,20 @@ mod tests {
         let name = |path: &str| of_server(Path::new(path)).display().to_string();
         assert_eq!(name("a/x.pcapng"), "a/x.server.pcapng");
         assert_eq!(name("x"), "x.server");
+    }
+
+    #[test]
+    fn a_capture_of_other_ports_says_how_it_is_read() {
+        let path = Path::new("x.pcapng");
+        assert_eq!(reading(path, [Some(ROCE_PORT), Some(ROCE_PORT)]), None);
+        assert_eq!(
+            reading(path, [Some(7), Some(ROCE_PORT)]).as_deref(),
+            Some("to read: userdma dissect --roce-port 7 x.pcapng")
+        );
+        assert_eq!(
+            reading(path, [Some(7), Some(8)]).as_deref(),
+            Some("to read: userdma dissect --roce-port 7 --roce-port 8 x.pcapng")
+        );
     }
 
     #[test]

@@ -347,7 +347,7 @@ pub(crate) async fn run(args: Serve) -> Result<ExitCode> {
     let drain = async { while clients.join_next().await.is_some() {} };
     let _ = timeout(Duration::from_secs(1), drain).await;
     clients.abort_all();
-    if args.common.verbose || args.common.roce.impair.is_some() {
+    if args.common.counts() {
         summary(&shared);
     }
     let all_ok = all_ok && !shared.failed.load(Ordering::Relaxed);

@@ -38,6 +38,15 @@ fn measure(args: &[&str]) -> std::process::Output {
 
 #[test]
 fn every_operation_and_measure_gives_a_figure() {
+    every_figure("iwarp");
+}
+
+#[test]
+fn every_operation_and_measure_gives_a_figure_over_roce() {
+    every_figure("roce");
+}
+
+fn every_figure(transport: &str) {
     for (op, sizes) in [
         ("send", &["0", "8", "300", "1048576"][..]),
         ("write", &["1", "8", "300", "1048576"]),
@@ -50,7 +59,7 @@ fn every_operation_and_measure_gives_a_figure() {
                     continue;
                 }
                 let flag = format!("--{mode}");
-                let args = ["--op", op, "--size", size, &flag, "--json"];
+                let args = ["--op", op, "--size", size, &flag, "--json", "--transport", transport];
                 let output = measure(&args);
                 let [object] = &objects(&output)[..] else { panic!("{}", stdout(&output)) };
                 let keys: Vec<_> = object.as_object().unwrap().keys().collect();
@@ -59,6 +68,7 @@ fn every_operation_and_measure_gives_a_figure() {
                 assert_eq!(object["size"].to_string(), *size);
                 assert_eq!(object["mode"], mode);
                 assert_eq!(object["unit"], unit);
+                assert_eq!(object["transport"], transport);
                 assert_eq!(object["crc"], true);
                 assert!(object["baseline"].is_null() && object["ratio"].is_null());
                 let value = object["value"].as_f64().unwrap();
@@ -109,12 +119,16 @@ fn the_baseline_stands_beside_each_figure() {
         ("atomic", "--lat", "8"),
         ("write", "--rate", "8"),
     ] {
-        let args = ["--op", op, "--size", size, mode, "--baseline", "--runs", "3", "--json"];
-        let output = measure(&args);
-        let object = &objects(&output)[0];
-        let figure = |name: &str| object[name].as_f64().unwrap();
-        assert_eq!(object["runs"], 3);
-        assert!((figure("value") / figure("baseline") - figure("ratio")).abs() < 1e-9, "{object}");
+        for transport in ["iwarp", "roce"] {
+            let mut args = vec!["--op", op, "--size", size, mode, "--transport", transport];
+            args.extend(["--baseline", "--runs", "3", "--json"]);
+            let output = measure(&args);
+            let object = &objects(&output)[0];
+            let figure = |name: &str| object[name].as_f64().unwrap();
+            assert_eq!(object["runs"], 3);
+            let ratio = figure("value") / figure("baseline");
+            assert!((ratio - figure("ratio")).abs() < 1e-9, "{object}");
+        }
     }
 }
 
@@ -214,7 +228,8 @@ fn wrong_arguments_are_usage_errors() {
         &["--local", "--op", "write", "--size", "8", "--bw", "--min-ratio", "1"],
         &["::1", "--op", "write", "--size", "8", "--bw", "--baseline"],
         &["--local", "--op", "write", "--size", "8", "--bw", "--duration", "0"],
-        &["--local", "--op", "write", "--size", "8", "--bw", "--transport", "roce"],
+        &["--local", "--op", "write", "--size", "8", "--bw", "--transport", "roce", "--crc", "off"],
+        &["--local", "--op", "write", "--size", "8", "--bw", "--mtu", "4096"],
     ] {
         let mut all = vec!["perf"];
         all.extend(args);

@@ -632,7 +632,8 @@ fn ping_asks_for_ird_and_ord_1_and_no_peer_to_peer() {
     let addr = listener.local_addr().to_string();
     let peer = runtime.spawn(async move {
         let request = listener.accept().await.unwrap();
-        let asked = (request.ird(), request.ord(), request.revision(), request.peer_to_peer());
+        let mpa = request.mpa().expect("it is a request over MPA");
+        let asked = (request.ird(), request.ord(), mpa.revision, mpa.peer_to_peer);
         assert!(request.private_data().is_empty());
         request.reject(b"").await.unwrap();
         asked
@@ -743,8 +744,13 @@ fn wrong_arguments_are_usage_errors() {
         &["ping", "::1", "--crc", "maybe"],
         &["serve", "--listen", "127.0.0.1:65536"],
         &["serve", "--as", "telnet"],
-        &["serve", "--transport", "roce"],
-        &["ping", "::1", "--transport", "roce"],
+        &["serve", "--udp-port", "4791"],
+        &["serve", "--transport", "roce", "--p2p"],
+        &["ping", "::1", "--pcap", "x"],
+        &["ping", "::1", "--transport", "roce", "--crc", "off"],
+        &["ping", "::1", "--transport", "roce", "--mtu", "1500"],
+        &["ping", "::1", "--transport", "roce", "--impair", "loss=200%"],
+        &["ping", "::1", "--transport", "roce", "--peer-udp-port", "0"],
         &["nothing"],
     ] {
         run_for(2, args);
