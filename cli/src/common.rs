@@ -12,7 +12,7 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use tokio::{net::lookup_host, time::timeout};
 use userdma::{
-    CloseReason, Cq, Device, Error, MpaOptions, Pd, Qp, QpInit, Wc,
+    CloseReason, Cq, Device, Error, MpaOptions, Pd, Qp, QpInit, Wc, WcStatus,
     proto::iwarp::{Established, Stats},
     udp::ROCE_PORT,
 };
@@ -426,6 +426,17 @@ pub(crate) fn check_wc(wc: &Wc, what: &str) -> Result<()> {
         bail!("{what} ended with: {} (the peer's code {:#06x})", wc.status, wc.vendor_err);
     }
     bail!("{what} ended with: {}", wc.status);
+}
+
+/// As [`check_wc`], of a SEND after which the peer may close. Where it was flushed by a peer that
+/// closed in order all is well: the peer got it and its acknowledgement was lost, or it did not care.
+pub(crate) async fn check_last(wc: &Wc, what: &str, qp: &Qp) -> Result<()> {
+    if wc.status == WcStatus::WR_FLUSH_ERR
+        && let Ok(CloseReason::Graceful) = timeout(Duration::from_millis(500), qp.closed()).await
+    {
+        return Ok(());
+    }
+    check_wc(wc, what)
 }
 
 /// `error` and, where the connection has ended, why.

@@ -39,7 +39,7 @@ use userdma::{
 use crate::{
     Usage,
     child::ServerProcess,
-    common::{Common, Link, PATIENCE, Shape, check_wc, close, connect, with_reason},
+    common::{Common, Link, PATIENCE, Shape, check_last, check_wc, close, connect, with_reason},
     output::{self, line, note},
     pattern::{Aspect, Content, Mismatch},
     roce,
@@ -533,20 +533,39 @@ impl Peer {
     }
 
     async fn say(&self, control: &Control) -> Result<()> {
-        let wr = SendWr::inline(0, SendOp::Send, &control.to_bytes(self.seed));
-        self.link.qp.post_send(wr).context("cannot post a control message")?;
+        self.post(control)?;
         self.sent("a control message").await
+    }
+
+    /// Says what may be the last word before the client's Bye and its end. That it came is known by
+    /// what the client says next.
+    async fn say_last(&self, control: &Control) -> Result<()> {
+        self.post(control)?;
+        let wc = self.completed("a control message").await?;
+        match check_last(&wc, "a control message", &self.link.qp).await {
+            Ok(()) => Ok(()),
+            Err(e) => Err(with_reason(e, &self.link.qp).await),
+        }
+    }
+
+    fn post(&self, control: &Control) -> Result<()> {
+        let wr = SendWr::inline(0, SendOp::Send, &control.to_bytes(self.seed));
+        self.link.qp.post_send(wr).context("cannot post a control message")
     }
 
     /// Waits for one send completion.
     async fn sent(&self, what: &str) -> Result<()> {
-        let wc = timeout(PATIENCE, self.link.send_cq.next())
-            .await
-            .map_err(|_| anyhow!("{what} did not complete within {} s", PATIENCE.as_secs()))??;
-        match check_wc(&wc, what) {
+        match check_wc(&self.completed(what).await?, what) {
             Ok(()) => Ok(()),
             Err(e) => Err(with_reason(e, &self.link.qp).await),
         }
+    }
+
+    async fn completed(&self, what: &str) -> Result<Wc> {
+        let wc = timeout(PATIENCE, self.link.send_cq.next())
+            .await
+            .map_err(|_| anyhow!("{what} did not complete within {} s", PATIENCE.as_secs()))??;
+        Ok(wc)
     }
 
     fn content(&self, op: Op, direction: Direction, message: u32) -> Content {
@@ -934,7 +953,7 @@ pub(crate) async fn serve(peer: &mut Peer, first: &[u8]) -> Result<Served> {
             Control::End { op } => {
                 let tally =
                     peer.active(op, Direction::ToClient, false, &mut verified, &hidden).await?;
-                peer.say(&Control::Report { op, tally, verified }).await?;
+                peer.say_last(&Control::Report { op, tally, verified }).await?;
                 served.messages += tally.messages;
                 served.verified += verified.messages;
                 if let Some(m) = verified.mismatch {

@@ -28,8 +28,8 @@ use userdma::{
 use crate::{
     chain,
     common::{
-        Common, Link, Shape, Target, add_counters, check_wc, close, counters, counters_json,
-        reason_text, with_reason, within,
+        Common, Link, Shape, Target, add_counters, check_last, check_wc, close, counters,
+        counters_json, reason_text, with_reason, within,
     },
     demo::{self, is_flush},
     output::{self, counted, note},
@@ -592,7 +592,7 @@ async fn rdma_server(shared: &Shared, request: ConnRequest, link: &Link) -> Resu
     }
     link.qp.post_send(SendWr::inline(0, SendOp::Send, &[0; LEN]))?;
     let wc = within(shared.idle.0, link.send_cq.next()).await.context(rping::IDLE)??;
-    check_wc(&wc, "the SEND of the answer")?;
+    check_last(&wc, "the SEND of the answer", &link.qp).await?;
     well(&end(link).await, true)
 }
 
