@@ -520,7 +520,8 @@ impl Qp {
         }
         let (tx, mtu) = (&self.tx, self.attr.path_mtu.octets());
         let unasked = tx.unasked.max(tx.hole.map_or(0, |hole| hole.unasked));
-        let reserve = if unasked > 0 { weigh(mtu) } else { 0 };
+        // For one that asks for an acknowledgement where none is to come.
+        let reserve = if unasked > 0 && !tx.awaits_ack() { weigh(mtu) } else { 0 };
         let load = tx.stale.plus(tx.spare).plus(tx.flight(mtu));
         load.plus(Load::of(Pool::Peer, reserve))
     }
