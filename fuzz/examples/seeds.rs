@@ -787,6 +787,11 @@ fn queue_pair_scripts() {
             &SENT,
         ],
     );
+    // One at a time may be asked for.
+    let depth_1 = [RC, 0x3f, 0x2e, 0, 0, 0];
+    let before = |n: u8| [0, 12, 0xd7 - n, 0, 0, 0, 8, 0, 24, 0, 0, 0, 0];
+    let reads: Vec<u8> = (0..12).flat_map(before).collect();
+    seed("roce_qp", "rc_reads_that_came_before", &[&depth_1, &reads, &SENT]);
     script(
         "rc_drained_and_again",
         RC,
@@ -856,6 +861,15 @@ fn manager_scripts() {
         "crowd",
         &[1, 2, 3, 4, 5, 6].map(|n| request(n, n)).each_ref().map(|request| &request[..]),
     );
+    // Host 1 takes no events.
+    let lazy = [2, 0xf4, 0xf4];
+    let crowd: Vec<u8> = (1..40).flat_map(|n| request(n, n)).collect();
+    seed("roce_cm", "crowd_and_a_lazy_program", &[&lazy, &crowd]);
+    let question = |n: u8| [0xc4, 7, 0, 13, 0, n, 0, 0, 0, 0, 0];
+    let questions: Vec<u8> = (1..50).flat_map(question).collect();
+    seed("roce_cm", "questions_and_a_lazy_program", &[&lazy, &questions]);
+    // An MRA for the REQ, with the longest time there is.
+    script("told_to_wait_long", &[&connect, &[4, 1, 0, 0, 0x55, 0, 31, 0]]);
     script("stale", &[&request(1, 9), &accept, &ready, &request(2, 9)]);
     script("same_id_again", &[&request(1, 9), &accept, &ready, &request(1, 8)]);
 }
@@ -900,8 +914,13 @@ fn port_scripts() {
         ],
     );
     script("service_asked_for", 0, &[&[12, 0xd1], &[0, 8, 0, 0, 0, 0, 0, 0]]);
-    script("wrong_icrc", 0, &[&passive, &[2, 4, 0, 0, 0, 0, 1]]);
     let rtu = [0, 4, 0, 0, 0, 0, 0, 0];
+    script("posted_before_ready", 0, &[&request, &[8, 0], &send, &rtu, &acked]);
+    script("again_after_the_end", 0, &[&passive, &[9, 0], &drep, &[12, 0], &active]);
+    let crowd = |n: u8| [0, 0, 0, 13, 0, n, 0, 0, 0, 0, n, 0x94, 0x17, 0, 0, 0];
+    let crowd: Vec<u8> = (1..60).flat_map(crowd).collect();
+    script("crowd_and_a_lazy_program", 8, &[&crowd]);
+    script("wrong_icrc", 0, &[&passive, &[2, 4, 0, 0, 0, 0, 1]]);
     script("lazy", 0x18, &[&request, &[15, 8, 0, 14, 0], &rtu, &recv, &asked, &[14, 0, 15]]);
 }
 

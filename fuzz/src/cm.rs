@@ -1,7 +1,7 @@
 //! Two connection managers under a script: their programs, the network, strangers, the clock.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     net::{IpAddr, SocketAddr},
     time::Duration,
 };
@@ -14,7 +14,7 @@ use userdma_proto::{
     time::Instant,
     wire::{
         ids::{Psn, QKey, Qpn},
-        mad::MAD_LEN,
+        mad::{MAD_LEN, cm::timeout},
     },
 };
 
@@ -76,6 +76,10 @@ struct Host {
     /// Connections that the program knows, the newest one first; and those it may answer.
     known: VecDeque<ConnId>,
     waiting: VecDeque<ConnId>,
+    /// Requests that were told, and neither answered nor over: their services.
+    unanswered: BTreeMap<ConnId, u64>,
+    /// How many of them each service may have.
+    backlogs: BTreeMap<u64, usize>,
     /// Events are taken only where the script says so.
     lazy: bool,
     /// Calls of the program since it took its events.
@@ -101,6 +105,8 @@ impl<'a> Script<'a> {
             lives: Lives::default(),
             known: VecDeque::new(),
             waiting: VecDeque::new(),
+            unanswered: BTreeMap::new(),
+            backlogs: [(SERVICE, 2)].into(),
             lazy: lazy & n != 0,
             calls: 0,
             qpn: u32::from(n) * 16,
@@ -268,6 +274,7 @@ impl<'a> Script<'a> {
             Ok(()) => {
                 assert!(told.request && !told.established && !told.rejected_by_us, "{told:?}");
                 told.rejected_by_us = how >= 0xa0;
+                host.unanswered.remove(&conn);
             }
             Err(error) => assert!(!error.to_string().is_empty()),
         }
@@ -297,7 +304,14 @@ impl<'a> Script<'a> {
         let (service, host) = (SERVICES[usize::from(which & 3)], &mut self.hosts[at]);
         host.calls += 1;
         let done = match which >> 6 {
-            0 => host.cm.listen(service, (which >> 2 & 3).into()),
+            0 => {
+                let backlog = usize::from(which >> 2 & 3);
+                let done = host.cm.listen(service, backlog);
+                if done.is_ok() {
+                    host.backlogs.insert(service, backlog.max(1));
+                }
+                done
+            }
             1 => {
                 let private_data = vec![1; usize::from(which) * 2];
                 let datagrams = Datagrams { qpn: Qpn(2), qkey: QKey(3), private_data };
@@ -363,6 +377,7 @@ impl<'a> Script<'a> {
                 Event::Request(request) => {
                     host.knows(request.conn);
                     host.waiting.push_back(request.conn);
+                    host.unanswered.insert(request.conn, request.service_id);
                 }
                 Event::Established(ready) => {
                     self.established += 1;
@@ -370,6 +385,12 @@ impl<'a> Script<'a> {
                 }
                 _ => {}
             }
+        }
+        let lives = &host.lives.0;
+        host.unanswered.retain(|conn, _| lives.get(conn).is_some_and(|told| !told.over));
+        for (service, &backlog) in &host.backlogs {
+            let waiting = host.unanswered.values().filter(|of| *of == service).count();
+            assert!(waiting <= backlog, "{waiting} requests wait for an answer");
         }
     }
 
@@ -384,12 +405,20 @@ impl<'a> Script<'a> {
                 host.cm.disconnect(self.now, conn).expect("it is established");
             }
         }
+        // Each message is sent 16 times at most; a REQ may be put off, a program may be waited for.
+        let most = self.hosts.iter().map(|host| {
+            let config = host.cm.config();
+            let times = timeout(config.response_timeout) * 40 + timeout(config.service_timeout) * 2;
+            times + config.max_service_time + config.time_wait * 3
+        });
+        let latest = self.now + most.max().expect("there are two");
         for n in 0.. {
             // 16 times each message is sent, and a few other times.
             assert!(n < 2 * MOST * 20, "it does not end");
             self.drain();
             let next = self.hosts.iter().filter_map(|host| host.cm.poll_timeout()).min();
             let Some(next) = next else { break };
+            assert!(next <= latest, "something is due in {:?}", next - self.now);
             self.pass(next.max(self.now));
         }
         for host in &self.hosts {
@@ -441,6 +470,9 @@ mod tests {
             ("datagram_service", 0),
             ("nobody_listens", 0),
             ("crowd", 0),
+            ("crowd_and_a_lazy_program", 0),
+            ("questions_and_a_lazy_program", 0),
+            ("told_to_wait_long", 0),
             ("stale", 1),
             ("same_id_again", 1),
         ] {
@@ -451,7 +483,8 @@ mod tests {
             assert_eq!(
                 (passive.crowded > 0, passive.stale),
                 match name {
-                    "crowd" => (true, 0),
+                    "crowd" | "crowd_and_a_lazy_program" | "questions_and_a_lazy_program" =>
+                        (true, 0),
                     "stale" | "same_id_again" => (false, 1),
                     _ => (false, 0),
                 }

@@ -4,7 +4,7 @@ use std::{cell::RefCell, collections::VecDeque};
 
 use userdma_proto::{
     mem::{AccessError, AtomicOp, Memory, PdId, Scope},
-    verbs::{Access, Payload, PostError, RecvWr, SendFlags, SendOp, SendWr, Sge, Wc},
+    verbs::{Access, Payload, PostError, RecvWr, SendFlags, SendOp, SendWr, Sge, Wc, WcOpcode},
     wire::ids::{LKey, Qpn, RKey},
 };
 use userdma_tests::PlainMemory;
@@ -183,6 +183,9 @@ pub(crate) struct Books {
     failed: [bool; 2],
     /// Completions that told success.
     pub(crate) succeeded: usize,
+    /// Octets that came and were placed for sends and receives, and those that completions told of.
+    placed: u64,
+    told: u64,
 }
 
 impl Books {
@@ -216,7 +219,7 @@ impl Books {
 
     /// Octets in registered memory are read or written for this queue pair: only where work says so.
     /// Of the receives the first `recvs` may be in use.
-    pub(crate) fn judge(&self, touch: Touch, recvs: usize) {
+    pub(crate) fn judge(&mut self, touch: Touch, recvs: usize) {
         match touch {
             Touch::ReadLocal(sge) if sge.length > 0 => {
                 let posted = self.sends.iter().any(|work| !work.writes && work.covers(sge));
@@ -226,13 +229,14 @@ impl Books {
                 let posted = self.sends.iter().any(|work| work.writes && work.covers(sge))
                     || self.recvs.iter().take(recvs).any(|work| work.covers(sge));
                 assert!(posted, "{sge:?} was written: not posted");
+                self.placed += u64::from(sge.length);
             }
             Touch::ReadLocal(_) | Touch::WriteLocal(_) | Touch::Remote(..) => {}
         }
     }
 
-    /// A completion: its work was posted, all before it in its queue is done, and no success
-    /// follows a failure.
+    /// A completion: its work was posted, all before it in its queue is done, no success follows a
+    /// failure, and what it tells of has come.
     pub(crate) fn complete(&mut self, tag: u64, wc: &Wc, qpn: Qpn) {
         let recv = wc.opcode.is_recv();
         let queue = if recv { &mut self.recvs } else { &mut self.sends };
@@ -240,10 +244,15 @@ impl Books {
             let work = queue.pop_front().unwrap_or_else(|| panic!("{tag}, {wc:?}: not posted"));
             if work.tag == tag {
                 assert!(work.signaled || !wc.status.is_ok(), "{tag}: nobody asked for {wc:?}");
-                if recv && wc.status.is_ok() {
+                let has_come = matches!(
+                    wc.opcode,
+                    WcOpcode::RECV | WcOpcode::READ | WcOpcode::FETCH_ADD | WcOpcode::CMP_SWAP
+                );
+                if has_come && wc.status.is_ok() {
                     let room: u64 = work.sges.iter().map(|sge| u64::from(sge.length)).sum();
-                    let placed = wc.opcode == userdma_proto::verbs::WcOpcode::RECV;
-                    assert!(!placed || u64::from(wc.byte_len) <= room, "{wc:?} into {room} octets");
+                    assert!(u64::from(wc.byte_len) <= room, "{wc:?} into {room} octets");
+                    self.told += u64::from(wc.byte_len);
+                    assert!(self.told <= self.placed, "{wc:?}: not so much came");
                 }
                 break;
             }

@@ -97,6 +97,8 @@ struct Line {
     begun: usize,
     over: usize,
     up: bool,
+    /// It was accepted, and its peer was not heard of.
+    held: bool,
 }
 
 struct Script<'a> {
@@ -256,6 +258,7 @@ impl<'a> Script<'a> {
         }
         let to = (how & 16 == 0).then_some(local);
         let before = *self.port.stats();
+        let strange = self.strange(from.ip(), &octets);
         self.port.handle_datagram(self.now, from, to, how >> 2 & 3, &octets, &self.mem);
         let after = self.port.stats();
         assert_eq!(after.received, before.received + 1);
@@ -264,7 +267,20 @@ impl<'a> Script<'a> {
             s.icrc_good + s.icrc_bad + s.icrc_other_df + s.icrc_unknown
         };
         assert_eq!(verdicts(after), verdicts(&before) + 1);
+        if let Some((qpn, packets)) = strange {
+            let after = self.port.qp(qpn).expect("it is there").stats().packets_received;
+            assert_eq!(after, packets, "{qpn} saw a packet from {from}");
+        }
         self.collect();
+    }
+
+    /// The queue pair that a packet is for, if it has a peer and that is somebody else; and how many
+    /// packets it has seen.
+    fn strange(&self, from: IpAddr, octets: &[u8]) -> Option<(Qpn, u64)> {
+        let qpn = Packet::parse(octets).ok()?.headers.bth.dest_qp();
+        let qp = self.port.qp(qpn)?;
+        let is_strange = qp.config().kind != QpType::Ud && qp.attributes().peer.ip() != from;
+        is_strange.then(|| (qpn, qp.stats().packets_received))
     }
 
     fn mad(&mut self, at: usize) {
@@ -357,14 +373,19 @@ impl<'a> Script<'a> {
             ..Connect::new(peer, SERVICES[usize::from(to >> 6)])
         };
         let done = self.port.connect(self.now, qpn, &wish);
-        self.begun(qpn, done);
+        self.begun(qpn, done, false);
     }
 
-    fn begun(&mut self, qpn: Qpn, done: Result<(), PortError>) {
+    fn begun(&mut self, qpn: Qpn, done: Result<(), PortError>, held: bool) {
+        if let (Some(line), false) = (self.lines.get_mut(&qpn), self.lazy_program) {
+            let is_open = line.begun > line.over;
+            assert!(!(is_open && done.is_ok()), "{line:?}");
+            assert!(is_open || done != Err(PortError::Connected(qpn)), "{line:?}");
+        }
         if self.called(done).is_some() {
             let line = self.lines.get_mut(&qpn).expect("it was connected");
-            assert!(!line.up || self.lazy_program);
             line.begun += 1;
+            line.held = held;
         }
     }
 
@@ -385,7 +406,7 @@ impl<'a> Script<'a> {
                     let state = self.port.qp(qpn).map(roce::Qp::state);
                     assert_eq!(state, Some(QpState::Rts));
                 }
-                self.begun(qpn, done);
+                self.begun(qpn, done, true);
             }
             _ => {
                 let no = if how & 0x10 == 0 { Reject::consumer(b"no") } else { Reject::mtu(256) };
@@ -412,7 +433,9 @@ impl<'a> Script<'a> {
             // Completions that were not told are forgotten: none comes from here on.
             self.lines.remove(&qpn).expect("it was there");
             self.order.retain(|&other| other != qpn);
-            self.gone.push(qpn);
+            if self.lazy_program {
+                self.gone.push(qpn);
+            }
         }
     }
 
@@ -573,8 +596,10 @@ impl<'a> Script<'a> {
         let qp = self.port.qp(qpn).expect("it was not destroyed");
         assert!(!matches!(qp.state(), QpState::Reset | QpState::Init), "{packet:?}");
         let operation = bth.opcode().info().expect("a known opcode").operation;
+        let line = self.lines.get_mut(&qpn).expect("it is there");
+        assert!(!line.held || self.lazy_program, "it is to wait for its peer: {packet:?}");
         if operation != Operation::Cnp {
-            self.lines.get_mut(&qpn).expect("it is there").peer.see(&packet);
+            line.peer.see(&packet);
         }
     }
 
@@ -582,6 +607,9 @@ impl<'a> Script<'a> {
 
     fn collect(&mut self) {
         self.collect_work();
+        if !self.lazy_program {
+            self.take_events();
+        }
         if !self.lazy_socket {
             self.transmit(usize::MAX);
         }
@@ -607,7 +635,7 @@ impl<'a> Script<'a> {
 
     fn collect_work(&mut self) {
         for (qpn, touch) in self.mem.take() {
-            let line = self.lines.get(&qpn).unwrap_or_else(|| panic!("{touch:?} for {qpn}"));
+            let line = self.lines.get_mut(&qpn).unwrap_or_else(|| panic!("{touch:?} for {qpn}"));
             line.books.judge(touch, 1);
             if let Touch::Remote(..) = touch {
                 assert!(line.receives, "{touch:?} for {qpn}");
@@ -634,10 +662,10 @@ impl<'a> Script<'a> {
     }
 
     fn follow(&mut self, event: Event) {
-        let told = format!("{event:?}");
         let (qpn, over) = match event {
             Event::Request(request) => {
-                assert!(request.cm.peer.ip().is_ipv4() == request.local.is_ipv4(), "{told}");
+                let same_family = request.cm.peer.is_ipv4() == request.local.is_ipv4();
+                assert!(same_family, "{request:?}");
                 self.requests.push_back(request);
                 if self.requests.len() > MOST {
                     self.requests.pop_front();
@@ -647,8 +675,8 @@ impl<'a> Script<'a> {
             Event::Established { qpn, .. } => {
                 self.established += 1;
                 let Some(line) = self.line(qpn) else { return };
-                assert!(line.begun > line.over && !line.up, "{told}");
-                line.up = true;
+                assert!(line.begun > line.over && !line.up, "{qpn} is established: {line:?}");
+                (line.up, line.held) = (true, false);
                 return;
             }
             Event::Rejected { qpn: None, .. }
@@ -678,9 +706,10 @@ impl<'a> Script<'a> {
             other => panic!("{other:?}"),
         };
         let Some(line) = self.line(qpn) else { return };
-        assert!(line.begun > line.over && (over || !line.up), "{told}");
+        // Only what was not established is rejected, timed out or dropped.
+        assert!(line.begun > line.over && (over || !line.up), "{qpn} is over: {line:?}");
         line.over += 1;
-        line.up = false;
+        (line.up, line.held) = (false, false);
     }
 
     /// The queue pair of an event; `None` if it was destroyed since.
@@ -690,22 +719,37 @@ impl<'a> Script<'a> {
         line
     }
 
+    /// Until nothing is due any more.
+    fn silence(&mut self) {
+        for n in 0.. {
+            // A few times each connection, each queue pair.
+            assert!(n < 40 * (MOST + MOST_QPS), "it goes on for ever");
+            let Some(next) = self.port.poll_timeout() else { return };
+            self.pass(next.max(self.now));
+            self.collect();
+        }
+    }
+
     /// Nobody speaks any more; the program closes.
     fn end(&mut self) {
+        self.take_events();
         (self.lazy_program, self.lazy_socket) = (false, false);
         self.collect();
+        self.silence();
+        for (&qpn, line) in &mut self.lines {
+            let qp = self.port.qp(qpn).expect("it is there");
+            let timer = qp.config().kind != QpType::Rc || qp.attributes().timeout != 0;
+            if qp.state() == QpState::Rts && timer {
+                assert!(!line.held, "its peer was waited for long enough: {line:?}");
+                line.books.check_sends_done();
+            }
+        }
         for qpn in self.order.clone() {
             let done = self.port.disconnect(self.now, qpn);
             self.called(done);
             self.collect();
         }
-        for n in 0.. {
-            // A few times each connection, each queue pair.
-            assert!(n < 40 * (MOST + MOST_QPS), "it goes on for ever");
-            let Some(next) = self.port.poll_timeout() else { break };
-            self.pass(next.max(self.now));
-            self.collect();
-        }
+        self.silence();
         assert_eq!(self.port.connections(), 0);
         for (qpn, line) in &self.lines {
             assert_eq!((line.begun, line.up), (line.over, false), "{qpn}: {line:?}");
@@ -756,7 +800,10 @@ mod tests {
             ("service_asked_for", 0, 0, 0),
             ("wrong_icrc", 1, 1, 0),
             ("lazy", 1, 1, 1),
-            ("kernel_rping", 0, 1, 0),
+            ("posted_before_ready", 1, 1, 1),
+            ("again_after_the_end", 2, 2, 0),
+            ("crowd_and_a_lazy_program", 0, 0, 0),
+            ("kernel_rping", 0, 0, 0),
             ("simulated_run", 1, 1, 1),
         ] {
             let input = crate::seed("roce_port", name);

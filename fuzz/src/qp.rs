@@ -5,7 +5,7 @@ use std::{net::SocketAddr, time::Duration};
 use userdma_proto::{
     roce::{Completion, Config, Event, PathMtu, Qp, QpAttr, Received, Train, Window},
     time::Instant,
-    verbs::{Access, QpState, QpType, RecvWr, UdDest},
+    verbs::{Access, QpState, QpType, RecvWr, UdDest, WcStatus},
     wire::{
         ids::{PKey, Psn, QKey, Qpn},
         roce::{Packet, opcode::Operation},
@@ -81,7 +81,9 @@ struct Script<'a> {
     broken: bool,
     /// SQD: it was told that all is done.
     drained: bool,
+    /// Packets, and answers of however many.
     sent: u64,
+    answers: usize,
 }
 
 impl<'a> Script<'a> {
@@ -110,6 +112,7 @@ impl<'a> Script<'a> {
             broken: false,
             drained: false,
             sent: 0,
+            answers: 0,
         };
         script.qp.set_window(window);
         script.bring_up();
@@ -316,7 +319,7 @@ impl<'a> Script<'a> {
 
     /// Sends up to `most` trains of about `budget` octets. Returns how many packets that were.
     fn transmit(&mut self, most: usize, budget: usize) -> usize {
-        let mut packets = 0;
+        let (mut packets, answers) = (0, self.answers);
         for _ in 0..most {
             let some = self.qp.poll_transmit(self.now, &self.mem, budget, &mut self.train);
             assert_eq!(some, !self.train.is_empty());
@@ -328,6 +331,9 @@ impl<'a> Script<'a> {
             self.sent();
             self.collect();
         }
+        // Each of its resources twice, and acknowledgements between them.
+        let most = 4 * usize::from(self.qp.attributes().max_dest_rd_atomic) + 6;
+        assert!(self.answers - answers <= most, "{} answers", self.answers - answers);
         packets
     }
 
@@ -357,6 +363,7 @@ impl<'a> Script<'a> {
             assert_eq!(bth.dest_qp(), THEIRS, "{packet:?}");
             assert!(info.operation != Operation::Resync && bth.tver() == 0);
             self.peer.see(&packet);
+            self.answers += usize::from(!info.request && info.place.begins());
             self.sent += 1;
         }
     }
@@ -378,8 +385,13 @@ impl<'a> Script<'a> {
                 assert!(self.written_remotely <= self.fed, "more than came was written");
             }
         }
+        let mut recv_flushed = false;
         while let Some(Completion { tag, wc }) = self.qp.poll_completion() {
             self.books.complete(tag, &wc, QPN);
+            if wc.status == WcStatus::WR_FLUSH_ERR {
+                assert!(!recv_flushed || wc.opcode.is_recv(), "sends are flushed first");
+                recv_flushed |= wc.opcode.is_recv();
+            }
         }
         while let Some(event) = self.qp.poll_event() {
             match event {
@@ -423,6 +435,7 @@ impl<'a> Script<'a> {
         self.mem.check_untouched();
         // In the error state work is taken and flushed.
         self.post_recv();
+        self.collect();
         self.post_send();
         self.collect();
         self.modified(&QpAttr::to(QpState::Reset));
@@ -507,6 +520,7 @@ mod tests {
             ("rc_told_to_stop", 0, 0, 2),
             ("rc_silence", 0, 0, 8),
             ("rc_duplicates", 1, 0, 3),
+            ("rc_reads_that_came_before", 0, 0, 7),
             ("rc_drained_and_again", 2, 0, 2),
             ("rc_reset_and_again", 1, 0, 2),
             ("uc_both_ways", 3, 24, 2),
