@@ -916,6 +916,8 @@ fn port_scripts() {
     script("service_asked_for", 0, &[&[12, 0xd1], &[0, 8, 0, 0, 0, 0, 0, 0]]);
     let rtu = [0, 4, 0, 0, 0, 0, 0, 0];
     script("posted_before_ready", 0, &[&request, &[8, 0], &send, &rtu, &acked]);
+    let taken = [&request[..], &[8, 0], &send, &[14, 0], &rtu, &[14, 0], &acked].concat();
+    script("posted_before_ready_lazily", 0x10, &[&[12, 0], &taken]);
     script("again_after_the_end", 0, &[&passive, &[9, 0], &drep, &[12, 0], &active]);
     let crowd = |n: u8| [0, 0, 0, 13, 0, n, 0, 0, 0, 0, n, 0x94, 0x17, 0, 0, 0];
     let crowd: Vec<u8> = (1..60).flat_map(crowd).collect();

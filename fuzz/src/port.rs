@@ -97,7 +97,7 @@ struct Line {
     begun: usize,
     over: usize,
     up: bool,
-    /// It was accepted, and its peer was not heard of.
+    /// It was accepted, and its peer was not heard of: nothing may go out.
     held: bool,
 }
 
@@ -425,6 +425,7 @@ impl<'a> Script<'a> {
             let done = self.port.disconnect(self.now, qpn);
             if self.called(done).is_some() {
                 assert_eq!(self.port.qp(qpn).map(roce::Qp::state), Some(QpState::Err));
+                self.lines.get_mut(&qpn).expect("it is there").held = false;
             }
             return;
         }
@@ -801,6 +802,7 @@ mod tests {
             ("wrong_icrc", 1, 1, 0),
             ("lazy", 1, 1, 1),
             ("posted_before_ready", 1, 1, 1),
+            ("posted_before_ready_lazily", 1, 1, 1),
             ("again_after_the_end", 2, 2, 0),
             ("crowd_and_a_lazy_program", 0, 0, 0),
             ("kernel_rping", 0, 0, 0),
