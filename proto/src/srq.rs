@@ -17,6 +17,8 @@
 //! In the order of verbs a shared receive belongs to the queue pair whose message's first segment
 //! came first; from then on it is that queue pair's alone. In the error state a queue pair flushes
 //! what is its own: all of an own queue, of a shared one the receive under way and nothing else.
+//! In RoCEv2 that is so for the packets of a SEND; a WRITE with immediate takes its receive with the
+//! last packet, where a responder first looks whether there is one.
 
 use alloc::{collections::VecDeque, sync::Arc};
 use core::fmt;
@@ -104,6 +106,15 @@ impl ReceiveQueue {
     /// Whether it holds none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Drops what it holds without a completion, as a queue pair does that is reset. It stays what
+    /// it is, its own or shared.
+    pub fn reset(&mut self) {
+        match &mut self.0 {
+            Source::Own(queue) => queue.clear(),
+            Source::Shared { current, .. } => *current = None,
+        }
     }
 
     /// Appends a receive to an own queue of at most `max_wr`, each of at most `max_sge` pieces.
@@ -347,6 +358,10 @@ mod tests {
         assert_eq!(began(&mut queues[1]), None, "there is none left");
         srq.0.lock().unwrap().post(wr(7), 0).unwrap();
         assert_eq!(began(&mut queues[1]), Some(7), "asked again, there is one");
+        // A reset drops it, and the queue stays shared.
+        queues[1].reset();
+        assert_eq!((queues[1].len(), queues[1].is_shared()), (0, true));
+        assert_eq!(began(&mut queues[1]), None);
     }
 
     #[test]

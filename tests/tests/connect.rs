@@ -34,7 +34,10 @@ async fn private_data_and_depths_reach_the_other_side() {
         let (there, pd, cq) = side(quick(), "127.0.0.1");
         let request = listener.accept().await.unwrap();
         assert_eq!(request.private_data(), b"question");
-        assert_eq!((request.ird(), request.ord(), request.revision()), (Some(3), Some(5), 2));
+        assert_eq!(
+            (request.ird(), request.ord(), request.mpa().map(|mpa| mpa.revision)),
+            (Some(3), Some(5), Some(2))
+        );
         let init = QpInit { ird: 4, ord: 9, ..QpInit::new(&cq) };
         let qp = request.accept(&pd, init, b"answer").await.unwrap();
         let settled = qp.established().unwrap();

@@ -17,7 +17,7 @@ use userdma::{
     Access, CloseReason, Cq, Device, DeviceOptions, Error, Listener, Mr, Pd, PostError, Qp, QpInit,
     QpState, RecvWr, Region, SendOp, SendWr, Sge, Srq, Wc, WcOpcode, WcStatus,
     proto::{
-        iwarp::Event,
+        iwarp::{self, Event},
         srq::{Receive, Receives, SharedQueue},
         wire::{
             ids::{LKey, Qpn},
@@ -156,7 +156,7 @@ fn an_empty_queue_terminates_the_one_who_finds_it_so() {
     pairs[0].sides[1].feed(now, &stream);
     pairs[0].run(10_000);
     let reason = pairs[0].sides[1].events.last();
-    let Some(Event::Closed(CloseReason::TerminateSent(sent))) = reason else {
+    let Some(Event::Closed(iwarp::CloseReason::TerminateSent(sent))) = reason else {
         panic!("{reason:?}");
     };
     assert_eq!(sent.code, TermCode::DDP_UNTAGGED_NO_BUFFER);

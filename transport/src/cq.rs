@@ -22,7 +22,7 @@ use userdma_proto::{
 };
 
 use crate::{
-    engine::{Clock, Pollers, QpShared, Wakes},
+    engine::{Clock, Pollers, QpShared, Wakes, datagram::Engine},
     error::{Error, Result},
 };
 
@@ -52,7 +52,7 @@ pub(crate) type EventHook = Arc<dyn Fn() + Send + Sync>;
 /// * the overflow is told by [`Cq::on_overflow`] and by an event ([`Cq::notified`]), armed or not;
 ///   [`Cq::overflowed`] tells it from then on, and [`Cq::next`] once it has handed out the rest;
 /// * the queue pairs that complete into it go to [`QpState::Err`](crate::QpState::Err), their peers
-///   are told by a Terminate, and what was outstanding completes as flushed. Queue pairs of other
+///   are told by a Terminate (RoCE: disconnected), and what was outstanding completes as flushed. Queue pairs of other
 ///   queues see nothing of it (RFC 5040 §8.1.1);
 /// * further posts that would complete into it are refused
 ///   ([`PostError::CqOverflow`](crate::PostError::CqOverflow)), so that no more is kept than was
@@ -67,7 +67,12 @@ struct CqShared {
     depth: usize,
     /// It has overflowed: to be looked at without the ring's lock.
     broken: AtomicBool,
+    /// Queue pairs of TCP connections that complete here.
     qps: Mutex<Vec<Weak<QpShared>>>,
+    /// Engines of UDP devices whose queue pairs complete here, and how many of each do.
+    engines: Mutex<Vec<(Weak<Engine>, usize)>>,
+    /// Whether there is an engine: to be looked at without the lock.
+    over_udp: AtomicBool,
     /// Which queue pair is driven next.
     turn: AtomicUsize,
     /// Polls in vain since the last completion, up to [`PATIENCE`].
@@ -140,6 +145,8 @@ impl Cq {
             len: AtomicUsize::new(0),
             depth,
             qps: Mutex::new(Vec::new()),
+            engines: Mutex::new(Vec::new()),
+            over_udp: AtomicBool::new(false),
             turn: AtomicUsize::new(0),
             vain: AtomicU32::new(0),
             pollers: Pollers::default(),
@@ -226,8 +233,8 @@ impl Cq {
         };
         // Who arms is about to sleep, on whatever wakes it: as long as it is armed the sockets are
         // watched.
-        if newly && self.0.pollers.sleep() {
-            self.rouse();
+        if newly {
+            self.sleep();
         }
     }
 
@@ -277,11 +284,39 @@ impl Cq {
     }
 
     pub(crate) fn attach(&self, qp: &Arc<QpShared>) {
-        self.0.qps.lock().push(Arc::downgrade(qp));
+        let Some(member) = qp.member() else {
+            self.0.qps.lock().push(Arc::downgrade(qp));
+            return;
+        };
+        let mut engines = self.0.engines.lock();
+        match engines.iter_mut().find(|(known, _)| is_same(known, member.engine())) {
+            Some((_, users)) => *users += 1,
+            None => engines.push((Arc::downgrade(member.engine()), 1)),
+        }
+        self.0.over_udp.store(true, Ordering::SeqCst);
     }
 
     pub(crate) fn detach(&self, qp: &Arc<QpShared>) {
-        self.0.qps.lock().retain(|weak| !std::ptr::eq(weak.as_ptr(), Arc::as_ptr(qp)));
+        let Some(member) = qp.member() else {
+            self.0.qps.lock().retain(|weak| !is_same(weak, qp));
+            return;
+        };
+        let mut engines = self.0.engines.lock();
+        if let Some(i) = engines.iter().position(|(known, _)| is_same(known, member.engine())) {
+            engines[i].1 -= 1;
+            if engines[i].1 == 0 {
+                engines.swap_remove(i);
+            }
+        }
+        self.0.over_udp.store(!engines.is_empty(), Ordering::SeqCst);
+    }
+
+    /// Somebody goes to sleep until there is a completion.
+    fn sleep(&self) {
+        // A device over UDP knows by itself whether it is in epoll.
+        if self.0.pollers.sleep() || self.0.over_udp.load(Ordering::SeqCst) {
+            self.rouse();
+        }
     }
 
     /// Puts `fresh` into the ring, oldest first, and leaves it empty.
@@ -291,6 +326,8 @@ impl Cq {
         }
         let mut ring = self.0.ring.lock();
         let ring = &mut *ring;
+        // Of each device the queue pairs end, with the first that they bring.
+        wakes.overflowed |= ring.excess > 0;
         let mut raises = match ring.armed {
             Some(true) => fresh.iter().any(|wc| wc.solicited || !wc.status.is_ok()),
             Some(false) => true,
@@ -301,6 +338,7 @@ impl Cq {
             // Told once, to whoever listens in whatever way.
             if ring.excess == 0 {
                 self.0.broken.store(true, Ordering::Relaxed);
+                wakes.overflowed = true;
                 wakes.hooks.extend(ring.overflow_hook.clone());
                 raises = true;
             }
@@ -343,12 +381,22 @@ impl Cq {
         let shared = &*self.0;
         shared.pollers.polled(now);
         let mut blocked = false;
+        if shared.over_udp.load(Ordering::Relaxed) {
+            for i in 0.. {
+                let engine = shared.engines.lock().get(i).map(|(engine, _)| engine.upgrade());
+                match engine {
+                    Some(Some(engine)) => blocked |= engine.try_turn(now).blocked,
+                    Some(None) => {}
+                    None => break,
+                }
+            }
+        }
         for _ in 0..DRIVEN {
             let (qp, last) = {
                 let mut qps = shared.qps.lock();
                 let count = qps.len();
                 if count == 0 {
-                    return false;
+                    return blocked;
                 }
                 let turn = shared.turn.load(Ordering::Relaxed);
                 let index = if turn < count { turn } else { 0 };
@@ -369,8 +417,13 @@ impl Cq {
         blocked
     }
 
-    /// Tells the queue pairs that somebody sleeps now.
+    /// Tells whatever drives the queue pairs that somebody sleeps now.
     fn rouse(&self) {
+        for (engine, _) in &*self.0.engines.lock() {
+            if let Some(engine) = engine.upgrade() {
+                engine.rouse();
+            }
+        }
         let mut qps = self.0.qps.lock();
         qps.retain(|weak| match weak.upgrade() {
             Some(qp) => {
@@ -389,6 +442,10 @@ impl fmt::Debug for Cq {
             .field("len", &self.0.len.load(Ordering::Relaxed))
             .finish_non_exhaustive()
     }
+}
+
+fn is_same<T>(weak: &Weak<T>, strong: &Arc<T>) -> bool {
+    std::ptr::eq(weak.as_ptr(), Arc::as_ptr(strong))
 }
 
 struct Next<'a> {
@@ -435,9 +492,7 @@ impl Future for Next<'_> {
         }
         if !this.asleep {
             this.asleep = true;
-            if shared.pollers.sleep() {
-                this.cq.rouse();
-            }
+            this.cq.sleep();
         }
         Poll::Pending
     }

@@ -4,6 +4,7 @@ use std::{
     fmt,
     future::Future,
     net::SocketAddr,
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -21,22 +22,37 @@ use tokio::{
 };
 use userdma_proto::{
     iwarp::{Config, Connection, Event, StartupError},
+    roce::{
+        PathMtu,
+        port::{self, IcrcPolicy},
+    },
+    sim::{Impairer, Impairments},
     wire::ids::Qpn,
 };
 
 use crate::{
+    capture::Tap,
     cq::Cq,
-    engine::Clock,
+    engine::{
+        Clock,
+        datagram::{Engine, RoceStats, Settings},
+    },
     error::{Error, Result},
     listener::Listener,
     mr::{DEFAULT_MAX_REGIONS, Table},
-    net::{DEFAULT_PORT, HostPort, any_port, same_family, startup::Startup, tcp::TcpPort},
+    net::{
+        DEFAULT_PORT, HostPort, any_port, same_family,
+        startup::Startup,
+        tcp::TcpPort,
+        udp::{ROCE_PORT, UdpOptions, UdpSocket},
+    },
     pd::Pd,
     qp::{Qp, QpInit},
 };
 
-/// One address of this host, with the transport that works there. Cheap to clone; sockets exist
-/// only for its listeners and connections.
+/// One address of this host, with the transport that works there. Cheap to clone. Over TCP sockets
+/// exist only for its listeners and connections; over UDP there is one socket, as long as the device
+/// or anything made with it.
 #[derive(Clone)]
 pub struct Device {
     shared: Arc<DeviceShared>,
@@ -53,10 +69,10 @@ pub struct DeviceOptions {
     /// both peers into waking each other; zero never spins.
     pub spin: Duration,
     /// Size in octets asked for the sockets' send buffers; `None` (the default): the system adapts
-    /// it.
+    /// it, over UDP it is 4 MiB.
     pub send_buffer: Option<usize>,
     /// Size in octets asked for the sockets' receive buffers; `None` (the default): the system
-    /// adapts it.
+    /// adapts it, over UDP it is 4 MiB. What is really given bounds what peers may have on the way.
     pub recv_buffer: Option<usize>,
     /// Most octets read from a socket at a time, 128 KiB at least. The buffer of a connection grows
     /// to this size where its peer sends as much: 512 KiB by default.
@@ -73,6 +89,45 @@ pub struct DeviceOptions {
     pub backlog: usize,
     /// How long a stranger who connects may take to say what it wants: 10 s by default.
     pub startup_timeout: Duration,
+    /// What a `udp://` device has besides.
+    pub roce: RoceOptions,
+}
+
+/// What may be set about a `udp://` device:
+/// `DeviceOptions { roce: RoceOptions { peer_udp_port: 4792, ..Default::default() }, .. }`.
+#[derive(Debug, Clone)]
+pub struct RoceOptions {
+    /// The UDP port of peers, where they do not tell it themselves (userdma does): 4791 by default.
+    pub peer_udp_port: u16,
+    /// What becomes of packets whose ICRC is not found good: they are dropped, by default.
+    pub icrc: IcrcPolicy,
+    /// The largest path MTU of any connection; `None`, the default: what the route takes.
+    pub mtu: Option<PathMtu>,
+    /// Whether packets are marked as ECN-capable, so that routers mark them instead of dropping
+    /// them: on by default.
+    pub ecn: bool,
+    /// What is done to every packet received, between the socket and everything else: for tests.
+    pub impair: Option<Impairments>,
+    /// A file that gets a capture (pcapng) of all packets sent, and of all that were received and
+    /// not taken away by `impair`.
+    pub capture: Option<PathBuf>,
+    /// Most packets that the kernel is given at once, which it cuts apart (UDP GSO): 128 by default,
+    /// 1 for one by one.
+    pub max_packets: usize,
+}
+
+impl Default for RoceOptions {
+    fn default() -> Self {
+        Self {
+            peer_udp_port: ROCE_PORT,
+            icrc: IcrcPolicy::Strict,
+            mtu: None,
+            ecn: true,
+            impair: None,
+            capture: None,
+            max_packets: UdpOptions::default().max_packets,
+        }
+    }
 }
 
 impl Default for DeviceOptions {
@@ -88,6 +143,7 @@ impl Default for DeviceOptions {
             max_startups: 1024,
             backlog: 128,
             startup_timeout: Duration::from_secs(10),
+            roce: RoceOptions::default(),
         }
     }
 }
@@ -135,7 +191,9 @@ pub(crate) struct DeviceShared {
     pub(crate) runtime: Handle,
     pub(crate) table: Arc<Table>,
     pub(crate) clock: Clock,
-    pub(crate) counters: Counters,
+    pub(crate) counters: Arc<Counters>,
+    /// Over UDP.
+    engine: Option<Arc<Engine>>,
     numbers: Mutex<Numbers>,
     seed: u64,
     draws: AtomicU64,
@@ -155,9 +213,13 @@ impl Device {
     /// and connections come from; with an unspecified one (`0.0.0.0`, `::`) the system chooses. No
     /// socket is made yet, and a name is looked up each time it is used.
     ///
+    /// `udp://HOST[:PORT]` is RoCEv2. PORT is that of the device's UDP socket, which is bound now:
+    /// 4791 where none is given, 0 for a free one. One address and port belong to one device. A
+    /// name is looked up now.
+    ///
     /// # Errors
-    /// [`Error::BadAddress`] says what was expected, [`Error::Unsupported`] for a transport that is
-    /// not there, [`Error::State`] outside of a tokio runtime.
+    /// [`Error::BadAddress`] says what was expected, [`Error::State`] outside of a tokio runtime,
+    /// [`Error::Io`] where the UDP socket cannot be had, and by whom it is taken.
     pub fn open(uri: &str) -> Result<Self> {
         DeviceOptions::default().open(uri)
     }
@@ -183,15 +245,23 @@ impl Device {
     }
 
     /// Connects a new queue pair to the listener at `peer` (`HOST[:PORT]`, port 7174 where none is
-    /// given): looks the name up, tries its addresses in turn, opens TCP and starts MPA up.
-    /// `private_data` (512 octets at most, 508 with revision 2) is shown to the peer's program.
+    /// given): looks the name up and tries its addresses in turn. `private_data` is shown to the
+    /// peer's program.
     ///
+    /// Over UDP the connection manager asks for the service of that rdma_cm port, at the peer's UDP
+    /// port ([`RoceOptions::peer_udp_port`]). `private_data` has 56 octets at most there, and the
+    /// peer sees zeros behind it; 12 of them are best left free, for two userdma peers to know each
+    /// other.
+    ///
+    /// Over TCP it opens the connection and starts MPA up; 512 octets of private data at most, 508
+    /// with revision 2.
     /// A peer that closes without a word is tried once more with MPA revision 1 (RFC 6581 §10).
     /// Dropping the future gives up.
     ///
     /// # Errors
     /// [`Error::BadAddress`], [`Error::Io`] where TCP did not connect, [`Error::Startup`] where MPA
-    /// did not (a reject among it, with the peer's private data).
+    /// did not (a reject among it, with the peer's private data). Over UDP [`Error::Rejected`] and
+    /// [`Error::NoAnswer`]. [`Error::rejection`] gives the private data of a rejection.
     pub async fn connect(
         &self,
         peer: &str,
@@ -212,6 +282,17 @@ impl Device {
     /// As [`Device::connect`]; [`Error::State`] where the queue pair is connected already.
     pub async fn connect_qp(&self, peer: &str, qp: &Qp, private_data: &[u8]) -> Result<()> {
         let peer = HostPort::parse(peer)?;
+        if let Some(engine) = self.shared.engine() {
+            let mut last = Error::State("the peer's name has no address");
+            for peer in self.shared.look_up(peer).await? {
+                match engine.connect(qp.shared(), peer, private_data).await {
+                    Ok(()) => return Ok(()),
+                    Err(e @ Error::Rejected { .. }) => return Err(e),
+                    Err(e) => last = e,
+                }
+            }
+            return Err(last);
+        }
         let start = qp.begin()?;
         let dial = Dial {
             device: self.shared.clone(),
@@ -226,14 +307,41 @@ impl Device {
     }
 
     /// Listens at the device's address. `port`: `None` for that of the address (7174 where it has
-    /// none), 0 for a free one.
+    /// none), 0 for a free one. Over UDP it is the rdma_cm port, 7174 for `None`: a service behind
+    /// the device's UDP socket.
     ///
     /// # Errors
-    /// [`Error::Io`], which says what to do where the port is taken.
+    /// [`Error::Io`], which says what to do where the port is taken; over UDP [`Error::Port`].
     pub async fn listen(&self, port: Option<u16>) -> Result<Listener> {
+        if self.shared.engine.is_some() {
+            return Listener::over_udp(self.shared.clone(), port.unwrap_or(DEFAULT_PORT));
+        }
         let port = port.or(self.shared.host.port()).unwrap_or(DEFAULT_PORT);
         let device = self.shared.clone();
         self.shared.on_runtime(Listener::bind(device, port)).await
+    }
+
+    /// Over UDP: the address and port of the device's socket; `None` over TCP.
+    pub fn udp_addr(&self) -> Option<SocketAddr> {
+        self.shared.engine().map(|engine| engine.local())
+    }
+
+    /// Over UDP: what the engine did and met; `None` over TCP.
+    pub fn roce_stats(&self) -> Option<RoceStats> {
+        self.shared.engine().map(|engine| engine.stats())
+    }
+
+    /// Over UDP: the largest path MTU toward `peer` that the route takes and
+    /// [`RoceOptions::mtu`] allows.
+    ///
+    /// # Errors
+    /// [`Error::BadAddress`] where there is none, [`Error::Io`] where no route leads there,
+    /// [`Error::Unsupported`] over TCP.
+    pub fn path_mtu(&self, peer: SocketAddr) -> Result<PathMtu> {
+        match self.shared.engine() {
+            Some(engine) => engine.path_mtu(peer),
+            None => Err(Error::Unsupported("TCP finds the MTU of its path by itself")),
+        }
     }
 
     /// The counters.
@@ -258,7 +366,7 @@ impl DeviceOptions {
     /// # Errors
     /// As [`Device::open`]; [`Error::Limit`] for options out of range.
     pub fn open(mut self, uri: &str) -> Result<Device> {
-        let host = parse_uri(uri)?;
+        let (scheme, host) = parse_uri(uri)?;
         if self.max_qps > 1 << 16 {
             return Err(Error::Limit("a device has 65,536 queue pairs at most"));
         }
@@ -278,40 +386,98 @@ impl DeviceOptions {
         getrandom::fill(&mut random)
             .map_err(|e| Error::io("cannot draw random numbers", std::io::Error::other(e)))?;
         let [salt, seed @ ..] = random;
-        Ok(Device {
-            shared: Arc::new(DeviceShared {
-                host,
-                runtime,
-                table: Table::with_limit(self.max_regions),
-                clock: Clock::start(),
-                counters: Counters::default(),
-                numbers: Mutex::new(Numbers { used: Slab::new(), salt }),
-                seed: u64::from_ne_bytes(seed),
-                draws: AtomicU64::new(0),
-                options: self,
-            }),
-        })
+        let mut shared = DeviceShared {
+            host,
+            runtime,
+            table: Table::with_limit(self.max_regions),
+            clock: Clock::start(),
+            counters: Arc::default(),
+            engine: None,
+            numbers: Mutex::new(Numbers { used: Slab::new(), salt }),
+            seed: u64::from_ne_bytes(seed),
+            draws: AtomicU64::new(0),
+            options: self,
+        };
+        if scheme == Scheme::Udp {
+            shared.engine = Some(shared.start_engine()?);
+        }
+        Ok(Device { shared: Arc::new(shared) })
     }
 }
 
-fn parse_uri(uri: &str) -> Result<HostPort> {
+/// The transport of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Scheme {
+    Tcp,
+    Udp,
+}
+
+fn parse_uri(uri: &str) -> Result<(Scheme, HostPort)> {
     let bad = |why: &str| {
         Error::BadAddress(format!(
             "{uri:?} is no device address: {why}. Expected tcp://HOST[:PORT], such as \
-             tcp://0.0.0.0:7174 or tcp://[::1]:0"
+             tcp://0.0.0.0:7174 or tcp://[::1]:0, or udp://HOST[:PORT], such as udp://10.0.0.1"
         ))
     };
     let (scheme, rest) = uri.split_once("://").ok_or_else(|| bad("there is no ://"))?;
-    match scheme {
-        "tcp" => HostPort::parse(rest.strip_suffix('/').unwrap_or(rest)),
-        "udp" => Err(Error::Unsupported(
-            "udp:// (RoCEv2) is not there yet: tcp:// (iWARP) is what this version can do",
-        )),
-        _ => Err(bad("the transport is unknown")),
-    }
+    let scheme = match scheme {
+        "tcp" => Scheme::Tcp,
+        "udp" => Scheme::Udp,
+        _ => return Err(bad("the transport is unknown")),
+    };
+    Ok((scheme, HostPort::parse(rest.strip_suffix('/').unwrap_or(rest))?))
 }
 
 impl DeviceShared {
+    /// Over UDP.
+    pub(crate) fn engine(&self) -> Option<&Arc<Engine>> {
+        self.engine.as_ref()
+    }
+
+    /// The socket of a `udp://` device, and what turns it.
+    fn start_engine(&self) -> Result<Arc<Engine>> {
+        let (options, roce) = (&self.options, &self.options.roce);
+        let defaults = UdpOptions::default();
+        let udp = UdpOptions {
+            recv_buffer: options.recv_buffer.unwrap_or(defaults.recv_buffer),
+            send_buffer: options.send_buffer.unwrap_or(defaults.send_buffer),
+            max_packets: roce.max_packets,
+            ..defaults
+        };
+        let socket = UdpSocket::bind(self.host.resolve_now(ROCE_PORT)?, &udp)?;
+        let local = socket.local_addr();
+        let seed = self.random();
+        let cm = userdma_proto::roce::cm::Config {
+            // Locally administered, as no vendor has given one.
+            ca_guid: self.random() & !(0b11 << 56) | 0b10 << 56,
+            peer_udp_port: roce.peer_udp_port,
+            max_half_open: options.max_startups.max(1),
+            disconnect_retries: 3,
+            ..userdma_proto::roce::cm::Config::new(seed)
+        };
+        let config = port::Config {
+            icrc: roce.icrc,
+            max_mtu: roce.mtu.unwrap_or(PathMtu::Mtu4096),
+            max_qps: options.max_qps,
+            // What trains fill of it that are kept together.
+            window: u32::try_from(socket.recv_buffer() / 10 * 7).unwrap_or(u32::MAX),
+            cm,
+            ..port::Config::new(local, seed)
+        };
+        let settings = Settings {
+            peer_udp_port: roce.peer_udp_port,
+            mtu: roce.mtu,
+            impairer: roce.impair.map(Impairer::new),
+            tap: roce.capture.as_deref().map(|path| Tap::create(path, local)).transpose()?,
+            table: self.table.clone(),
+            clock: self.clock,
+            spin: options.spin,
+            runtime: self.runtime.clone(),
+            counters: self.counters.clone(),
+        };
+        Ok(Engine::start(socket, config, settings))
+    }
+
     /// A number for a new queue pair.
     pub(crate) fn allocate(&self) -> Result<Qpn> {
         let mut numbers = self.numbers.lock();
@@ -349,6 +515,15 @@ impl DeviceShared {
             z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
             z ^ (z >> 31)
         })
+    }
+
+    /// The addresses of a peer: a name is looked up on the device's runtime.
+    async fn look_up(&self, peer: HostPort) -> Result<Vec<SocketAddr>> {
+        if peer.is_name() {
+            self.on_runtime(async move { peer.resolve(DEFAULT_PORT).await }).await
+        } else {
+            peer.resolve(DEFAULT_PORT).await
+        }
     }
 
     /// The device's own addresses.
@@ -473,9 +648,18 @@ impl Dial {
     }
 }
 
+impl Drop for DeviceShared {
+    fn drop(&mut self) {
+        if let Some(engine) = &self.engine {
+            engine.shut_down();
+        }
+    }
+}
+
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Device(tcp://{})", self.shared.host)
+        let scheme = if self.shared.engine.is_some() { "udp" } else { "tcp" };
+        write!(f, "Device({scheme}://{})", self.shared.host)
     }
 }
 
@@ -496,7 +680,7 @@ mod tests {
         assert!(e.contains("there is no ://") && e.contains("tcp://HOST[:PORT]"), "{e}");
         let e = parse_uri("rdma://h").unwrap_err().to_string();
         assert!(e.contains("the transport is unknown"), "{e}");
-        assert!(matches!(parse_uri("udp://10.0.0.1"), Err(Error::Unsupported(_))));
+        assert_eq!(parse_uri("udp://10.0.0.1").unwrap().0, Scheme::Udp);
         assert!(parse_uri("tcp://[::1]:0").is_ok());
         assert!(parse_uri("tcp://host/").is_ok());
     }

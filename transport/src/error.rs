@@ -3,9 +3,11 @@
 use std::{io, net::SocketAddr};
 
 use userdma_proto::{
-    iwarp::StartupError,
+    iwarp::{self, StartupError},
     mem::AccessError,
+    roce::{ModifyError, cm::Rejected, port::PortError},
     verbs::{PostError, WcOpcode, WcStatus},
+    wire::{iwarp::terminate::Terminate, roce::aeth::Syndrome},
 };
 
 use crate::mr::RegisterError;
@@ -35,6 +37,31 @@ pub enum Error {
         #[source]
         source: StartupError,
     },
+    /// RoCE: the peer said no, its program or its connection manager.
+    #[error("no connection to {peer}: {source}")]
+    Rejected {
+        /// The other side: its address, and the rdma_cm port.
+        peer: SocketAddr,
+        /// Why, with the private data of its program.
+        #[source]
+        source: Rejected,
+    },
+    /// RoCE: the peer said nothing in time.
+    #[error(
+        "no answer from {peer} at UDP port {udp_port}: nothing speaks RoCEv2 there, or a firewall \
+         is in the way{}", trouble_hint(trouble.as_deref())
+    )]
+    NoAnswer {
+        /// The other side: its address, and the rdma_cm port.
+        peer: SocketAddr,
+        /// Its UDP port.
+        udp_port: u16,
+        /// What the socket last refused to send.
+        trouble: Option<String>,
+    },
+    /// RoCE: what the port does not do.
+    #[error("{0}")]
+    Port(PortError),
     /// A work request or private data that cannot be taken.
     #[error("{0}")]
     Post(#[from] PostError),
@@ -74,12 +101,80 @@ pub enum Error {
 /// What the calls of this crate return.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// How a queue pair ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CloseReason {
+    /// Both sides closed in order, or one did and the other was told.
+    Graceful,
+    /// iWARP: the peer sent a Terminate.
+    TerminateReceived(Terminate),
+    /// iWARP: we found an error and sent a Terminate.
+    TerminateSent(Terminate),
+    /// The peer has gone: TCP was reset, timed out, or ended in the middle of work; RoCE: the
+    /// connection manager heard nothing any more.
+    Lost,
+    /// This side aborted.
+    Aborted,
+    /// iWARP: the program took memory away that it had posted for sending, after the headers in
+    /// front of it had left: the stream cannot go on.
+    SourceRevoked,
+    /// RoCE: work of ours failed; its completion says how.
+    WorkFailed,
+    /// RoCE: the peer asked for something wrong, and was told so by this NAK.
+    NakSent(Syndrome),
+    /// RoCE: a receive that was posted cannot be used; its completion says why.
+    ReceiveFailed,
+}
+
+impl From<iwarp::CloseReason> for CloseReason {
+    fn from(reason: iwarp::CloseReason) -> Self {
+        match reason {
+            iwarp::CloseReason::Graceful => Self::Graceful,
+            iwarp::CloseReason::TerminateReceived(terminate) => Self::TerminateReceived(terminate),
+            iwarp::CloseReason::TerminateSent(terminate) => Self::TerminateSent(terminate),
+            iwarp::CloseReason::Aborted => Self::Aborted,
+            iwarp::CloseReason::SourceRevoked => Self::SourceRevoked,
+            // All there is besides is that it was lost.
+            _ => Self::Lost,
+        }
+    }
+}
+
+impl From<PortError> for Error {
+    fn from(e: PortError) -> Self {
+        match e {
+            PortError::Post(e) => Self::Post(e),
+            e => Self::Port(e),
+        }
+    }
+}
+
+impl From<ModifyError> for Error {
+    fn from(e: ModifyError) -> Self {
+        Self::Port(PortError::Modify(e))
+    }
+}
+
+fn trouble_hint(trouble: Option<&str>) -> String {
+    trouble.map(|trouble| format!(" (the socket said: {trouble})")).unwrap_or_default()
+}
+
 /// Where to look for the cause of a flush.
 fn flush_hint(status: WcStatus) -> &'static str {
     if status == WcStatus::WR_FLUSH_ERR { " (Qp::close_reason tells why)" } else { "" }
 }
 
 impl Error {
+    /// The private data with which the peer's program said no, if that is what it is.
+    pub fn rejection(&self) -> Option<&[u8]> {
+        match self {
+            Self::Startup { source: StartupError::Rejected { private_data, .. }, .. }
+            | Self::Rejected { source: Rejected { private_data, .. }, .. } => Some(private_data),
+            _ => None,
+        }
+    }
+
     /// `context` says what was tried.
     pub(crate) fn io(context: impl Into<String>, source: io::Error) -> Self {
         Self::Io { context: context.into(), source }

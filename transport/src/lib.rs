@@ -1,7 +1,7 @@
 //! RDMA verbs in user space, over ordinary sockets: no kernel module, no RDMA NIC, no root.
 //!
 //! A [`Device`] is an address of this host; `tcp://` speaks iWARP (RFC 5040, 5041, 5044, 6581,
-//! 7306). On it stand the objects of verbs: a protection domain ([`Pd`]) holds memory regions
+//! 7306), `udp://` RoCEv2 (IBTA volume 1, annex A17). On it stand the objects of verbs: a protection domain ([`Pd`]) holds memory regions
 //! ([`Mr`]) and queue pairs ([`Qp`]), and work that is done shows up in completion queues ([`Cq`]).
 //! Queue pairs may share their receives ([`Srq`]).
 //!
@@ -69,6 +69,7 @@
 //! strangers do to a listener is counted in [`DeviceStats`].
 #![deny(unsafe_code)]
 
+mod capture;
 mod cq;
 mod device;
 mod engine;
@@ -81,8 +82,9 @@ mod qp;
 mod srq;
 
 pub use cq::Cq;
-pub use device::{Device, DeviceOptions, DeviceStats};
-pub use error::{Error, Result};
+pub use device::{Device, DeviceOptions, DeviceStats, RoceOptions};
+pub use engine::datagram::RoceStats;
+pub use error::{CloseReason, Error, Result};
 pub use listener::{ConnRequest, Listener};
 pub use mr::{Mr, Region, RegisterError};
 pub use net::udp;
@@ -91,11 +93,13 @@ pub use qp::{Qp, QpInit};
 pub use srq::Srq;
 pub use userdma_proto as proto;
 pub use userdma_proto::{
-    iwarp::{CloseReason, Established, MpaOptions, RtrKinds, StartupError, Stats},
+    iwarp::{Established, MpaOptions, RtrKinds, StartupError, Stats},
     mem::{AccessError, AtomicOp},
+    roce::{PathMtu, QpAttr, port::IcrcPolicy},
+    sim::Impairments,
     verbs::{
-        Access, Imm, Payload, PostError, QpState, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr,
-        Sge, Wc, WcOpcode, WcStatus,
+        Access, Imm, Payload, PostError, QpState, QpType, RecvWr, RemoteAddr, SendFlags, SendOp,
+        SendWr, Sge, UdDest, Wc, WcOpcode, WcStatus,
     },
     wire::ids::{LKey, Qpn, RKey},
 };

@@ -1,4 +1,5 @@
-//! Listening: TCP connections come in, start MPA up, and become requests for the program.
+//! Listening: TCP connections come in, start MPA up, and become requests for the program. Over UDP
+//! requests come from the connection manager behind the device's socket.
 
 use std::{collections::VecDeque, fmt, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -12,11 +13,14 @@ use tokio::{
 use userdma_proto::{
     iwarp::{Config, Connection, Event, MpaOptions, Request, StartupError},
     mem::PdId,
+    roce::{cm, port as roce},
+    verbs::QpType,
     wire::ids::Qpn,
 };
 
 use crate::{
     device::{DeviceShared, count},
+    engine::datagram::Engine,
     error::{Error, Result},
     net::{startup::Startup, tcp::TcpPort},
     pd::Pd,
@@ -31,18 +35,30 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 /// rejected.
 pub struct Listener {
     addr: SocketAddr,
+    device: Arc<DeviceShared>,
     mpa: Arc<Mutex<MpaOptions>>,
-    requests: tokio::sync::Mutex<mpsc::Receiver<ConnRequest>>,
-    task: AbortHandle,
+    requests: Requests,
 }
+
+/// Where requests come from.
+enum Requests {
+    Tcp { queue: Queue<ConnRequest>, task: AbortHandle },
+    Udp { queue: Queue<Box<roce::Request>>, engine: Arc<Engine> },
+}
+
+type Queue<T> = tokio::sync::Mutex<mpsc::Receiver<T>>;
 
 /// A peer that wants to connect. Dropped, it is rejected without private data.
 pub struct ConnRequest {
     device: Arc<DeviceShared>,
-    /// None once it is answered.
-    startup: Option<Startup>,
-    request: Request,
+    asked: Asked,
     peer: SocketAddr,
+}
+
+/// What was asked, and by which way it is answered: `None` once it is.
+enum Asked {
+    Tcp(Option<Box<Startup>>, Request),
+    Udp(Option<Arc<Engine>>, Box<roce::Request>),
 }
 
 impl Listener {
@@ -64,16 +80,27 @@ impl Listener {
         let mpa = Arc::new(Mutex::new(MpaOptions::default()));
         let (sender, requests) = mpsc::channel(device.options.backlog.max(1));
         let runtime = device.runtime.clone();
-        let task = runtime.spawn(take_connections(device, listener, mpa.clone(), sender));
-        Ok(Self {
-            addr,
-            mpa,
-            requests: tokio::sync::Mutex::new(requests),
-            task: task.abort_handle(),
-        })
+        let task = runtime.spawn(take_connections(device.clone(), listener, mpa.clone(), sender));
+        let requests = Requests::Tcp { queue: requests.into(), task: task.abort_handle() };
+        Ok(Self { addr, device, mpa, requests })
     }
 
-    /// Where it listens, with the port that the system chose.
+    /// Behind a device's UDP socket, at an rdma_cm port.
+    pub(crate) fn over_udp(device: Arc<DeviceShared>, port: u16) -> Result<Self> {
+        let Some(engine) = device.engine().cloned() else {
+            return Err(Error::Unsupported("the device has no UDP socket"));
+        };
+        let backlog = device.options.backlog.max(1);
+        let half_open = device.options.max_startups.max(backlog);
+        let (port, queue) = engine.listen(port, backlog, half_open, device.random())?;
+        let mut addr = engine.local();
+        addr.set_port(port);
+        let requests = Requests::Udp { queue: queue.into(), engine };
+        Ok(Self { addr, device, mpa: Arc::default(), requests })
+    }
+
+    /// Where it listens, with the port that was chosen: of TCP, or of the rdma_cm behind the
+    /// device's UDP socket.
     pub fn local_addr(&self) -> SocketAddr {
         self.addr
     }
@@ -84,11 +111,21 @@ impl Listener {
     /// # Errors
     /// [`Error::State`] where the device's runtime was shut down.
     pub async fn accept(&self) -> Result<ConnRequest> {
-        let next = self.requests.lock().await.recv().await;
+        let next = match &self.requests {
+            Requests::Tcp { queue, .. } => queue.lock().await.recv().await,
+            Requests::Udp { queue, engine } => {
+                let asked = queue.lock().await.recv().await;
+                asked.map(|asked| ConnRequest {
+                    device: self.device.clone(),
+                    peer: asked.cm.peer,
+                    asked: Asked::Udp(Some(engine.clone()), asked),
+                })
+            }
+        };
         next.ok_or(Error::State("the device's tokio runtime was shut down"))
     }
 
-    /// What is said in the start-up of connections that arrive from now on, if the program rejects
+    /// iWARP: what is said in the start-up of connections that arrive from now on, if the program rejects
     /// them. [`QpInit::mpa`] is what an accepted connection says.
     pub fn set_mpa(&self, mpa: MpaOptions) {
         *self.mpa.lock() = mpa;
@@ -97,7 +134,10 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        self.task.abort();
+        match &self.requests {
+            Requests::Tcp { task, .. } => task.abort(),
+            Requests::Udp { engine, .. } => engine.unlisten(self.addr.port()),
+        }
     }
 }
 
@@ -164,10 +204,11 @@ async fn receive_request(
     let mut startup = Startup::new(device.clone(), port);
     match startup.event().await {
         Event::Request(request) => {
-            let request = ConnRequest { device, startup: Some(startup), request, peer };
+            let request =
+                ConnRequest { device, asked: Asked::Tcp(Some(startup.into()), request), peer };
             if let Err(e) = requests.try_send(request) {
                 let mut request = e.into_inner();
-                request.startup = None;
+                request.asked.drop_unanswered();
                 count(&request.device.counters.refused);
             }
         }
@@ -187,43 +228,70 @@ async fn receive_request(
 }
 
 impl ConnRequest {
-    /// The peer's TCP address.
+    /// The peer's TCP address; of RoCE that of its UDP socket.
     pub fn peer_addr(&self) -> SocketAddr {
         self.peer
     }
 
-    /// What the peer's program says.
+    /// What the peer's program says. Of RoCE all of the area that there is for it: zeros follow
+    /// what was said.
     pub fn private_data(&self) -> &[u8] {
-        &self.request.private_data
+        match &self.asked {
+            Asked::Tcp(_, request) => &request.private_data,
+            Asked::Udp(_, request) => &request.cm.private_data,
+        }
     }
 
-    /// READs and atomics that the peer serves at a time; `None` where it did not say (revision 1).
+    /// READs and atomics that the peer serves at a time; `None` where it did not say (MPA revision
+    /// 1).
     pub fn ird(&self) -> Option<u16> {
-        self.request.ird
+        match &self.asked {
+            Asked::Tcp(_, request) => request.ird,
+            Asked::Udp(_, request) => Some(request.cm.responder_resources.into()),
+        }
     }
 
     /// READs and atomics that the peer wants to have outstanding; `None` where it did not say.
     pub fn ord(&self) -> Option<u16> {
-        self.request.ord
+        match &self.asked {
+            Asked::Tcp(_, request) => request.ord,
+            Asked::Udp(_, request) => Some(request.cm.initiator_depth.into()),
+        }
     }
 
-    /// MPA revision of the request.
-    pub fn revision(&self) -> u8 {
-        self.request.revision
+    /// What was asked for over MPA; `None` on RoCE.
+    pub fn mpa(&self) -> Option<&Request> {
+        match &self.asked {
+            Asked::Tcp(_, request) => Some(request),
+            Asked::Udp(..) => None,
+        }
     }
 
-    /// Whether the peer asks for a peer-to-peer start-up, after which we may send first.
-    pub fn peer_to_peer(&self) -> bool {
-        self.request.peer_to_peer
+    /// What was asked of the connection manager; `None` on iWARP.
+    pub fn cm(&self) -> Option<&cm::Request> {
+        match &self.asked {
+            Asked::Tcp(..) => None,
+            Asked::Udp(_, request) => Some(&request.cm),
+        }
+    }
+
+    /// The type of queue pair that the peer wants to be connected to.
+    pub fn qp_type(&self) -> QpType {
+        match self.cm().map(|request| request.transport) {
+            Some(cm::Transport::Uc) => QpType::Uc,
+            Some(cm::Transport::Rc) | None => QpType::Rc,
+        }
     }
 
     /// Accepts with a new queue pair. Sends may be posted at once; they leave when the peer's first
-    /// message has come, which it owes us (RFC 5044 §7.1.2). `private_data` as for
-    /// [`Device::connect`](crate::Device::connect).
+    /// message has come, which it owes us (RFC 5044 §7.1.2), or on RoCE when it is ready.
+    /// `private_data` as for [`Device::connect`](crate::Device::connect); of RoCE 196 octets at
+    /// most.
     ///
     /// # Errors
     /// [`Error::Startup`] where the peer has gone; [`Error::Post`] where the private data is too
-    /// long, and the peer is rejected then.
+    /// long, and the peer is rejected then. Over UDP [`Error::Port`], for a queue pair of another
+    /// type than [`ConnRequest::qp_type`] among others; the peer is rejected then.
     pub async fn accept(self, pd: &Pd, init: QpInit, private_data: &[u8]) -> Result<Qp> {
         let qp = pd.create_qp(init)?;
         self.accept_qp(&qp, private_data).await?;
@@ -236,9 +304,18 @@ impl ConnRequest {
     /// # Errors
     /// As [`ConnRequest::accept`]; [`Error::State`] where the queue pair is connected already.
     pub async fn accept_qp(mut self, qp: &Qp, private_data: &[u8]) -> Result<()> {
-        let start = qp.begin()?;
         let gone = Error::Startup { peer: self.peer, source: StartupError::Lost };
-        let Some(startup) = self.startup.take() else {
+        let (start, startup) = match &mut self.asked {
+            Asked::Tcp(startup, _) => (qp.begin()?, startup.take()),
+            Asked::Udp(engine, request) => {
+                let Some(answering) = engine else { return Err(gone) };
+                // Where it fails the request is rejected when it is dropped.
+                answering.accept(qp.shared(), request, private_data)?;
+                *engine = None;
+                return Ok(());
+            }
+        };
+        let Some(startup) = startup else {
             return Err(gone);
         };
         let mut port = startup.into_port();
@@ -256,7 +333,9 @@ impl ConnRequest {
             conn.configure(start.qp().config()).and_then(|()| conn.accept(private_data, now));
         if let Err(e) = accepted {
             // Dropped, the request is rejected.
-            self.startup = Some(Startup::new(self.device.clone(), port));
+            if let Asked::Tcp(startup, _) = &mut self.asked {
+                *startup = Some(Startup::new(self.device.clone(), port).into());
+            }
             return Err(e.into());
         }
         port.refeed();
@@ -265,17 +344,29 @@ impl ConnRequest {
         Ok(())
     }
 
-    /// Says no, with `private_data` for the peer's program.
+    /// Says no, with `private_data` for the peer's program; of RoCE 148 octets at most.
     ///
     /// # Errors
-    /// [`Error::Post`] where the private data is too long; the peer is rejected without it then.
+    /// [`Error::Post`], over UDP [`Error::Port`], where the private data is too long; the peer is
+    /// rejected without it then.
     pub async fn reject(mut self, private_data: &[u8]) -> Result<()> {
         self.refuse(private_data)
     }
 
     fn refuse(&mut self, private_data: &[u8]) -> Result<()> {
-        let Some(mut startup) = self.startup.take() else {
-            return Ok(());
+        let mut startup = match &mut self.asked {
+            Asked::Tcp(startup, _) => match startup.take() {
+                Some(startup) => startup,
+                None => return Ok(()),
+            },
+            Asked::Udp(engine, request) => {
+                let Some(engine) = engine.take() else { return Ok(()) };
+                count(&self.device.counters.rejected);
+                return engine.reject(request, private_data).inspect_err(|_| {
+                    // Where it has timed out there is nobody to tell.
+                    let _ = engine.reject(request, &[]);
+                });
+            }
         };
         count(&self.device.counters.rejected);
         let now = self.device.clock.now();
@@ -290,6 +381,16 @@ impl ConnRequest {
         };
         startup.finish_in_background();
         result
+    }
+}
+
+impl Asked {
+    /// Lets go of the connection without an answer.
+    fn drop_unanswered(&mut self) {
+        match self {
+            Self::Tcp(startup, _) => drop(startup.take()),
+            Self::Udp(engine, _) => drop(engine.take()),
+        }
     }
 }
 
@@ -310,7 +411,7 @@ impl fmt::Debug for ConnRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ConnRequest")
             .field("peer", &self.peer)
-            .field("request", &self.request)
+            .field("private_data", &self.private_data())
             .finish_non_exhaustive()
     }
 }

@@ -12,18 +12,21 @@ use std::{
 
 use tokio::task::coop;
 use userdma_proto::{
-    iwarp::{CloseReason, Config, Established, MpaOptions, Stats},
+    iwarp::{Config, Established, MpaOptions, Stats},
     mem::PdId,
+    roce::{self, Attributes, PathMtu, QpAttr, cm},
     time::Instant,
-    verbs::{Access, PostError, QpState, RecvWr, RemoteAddr, SendOp, SendWr, Sge, Wc, WcStatus},
-    wire::ids::Qpn,
+    verbs::{
+        Access, PostError, QpState, QpType, RecvWr, RemoteAddr, SendOp, SendWr, Sge, Wc, WcStatus,
+    },
+    wire::ids::{Psn, QKey, Qpn},
 };
 
 use crate::{
     cq::Cq,
     device::DeviceShared,
-    engine::{QpShared, Start},
-    error::{Error, Result},
+    engine::{QpShared, Start, datagram::Member},
+    error::{CloseReason, Error, Result},
     mr::{Mr, Region},
     pd::Pd,
     srq::Srq,
@@ -32,6 +35,8 @@ use crate::{
 /// Settings of a queue pair.
 #[derive(Debug, Clone)]
 pub struct QpInit {
+    /// RC, UC or UD. iWARP has RC alone.
+    pub kind: QpType,
     /// Where completions of sends, WRITEs, READs and atomics go.
     pub send_cq: Cq,
     /// Where completions of receives go. May be the same queue.
@@ -48,18 +53,35 @@ pub struct QpInit {
     /// Octets of inline data that a work request may have.
     pub max_inline: usize,
     /// What the peer may do through this queue pair at all, whatever its regions allow:
-    /// [`Access::REMOTE_WRITE`], [`Access::REMOTE_READ`], [`Access::REMOTE_ATOMIC`].
+    /// [`Access::REMOTE_WRITE`], [`Access::REMOTE_READ`], [`Access::REMOTE_ATOMIC`], and of RoCE
+    /// [`Access::FLUSH_GLOBAL`], [`Access::FLUSH_PERSISTENT`].
     pub remote_access: Access,
-    /// READs and atomics of the peer that are served at a time, 0 to 16,383.
+    /// READs and atomics of the peer that are served at a time: 0 to 16,383, of RoCE at most 255.
     pub ird: u16,
-    /// READs and atomics that are outstanding at a time, 0 to 16,383; others wait in the queue.
+    /// READs and atomics that are outstanding at a time, as many at most; others wait in the queue.
     pub ord: u16,
-    /// What is said in the MPA start-up.
+    /// iWARP: what is said in the MPA start-up.
     pub mpa: MpaOptions,
-    /// How long opening TCP, and then MPA's start-up, may take each.
+    /// How long opening TCP, and then MPA's start-up, may take each; of RoCE the connection
+    /// manager's exchange.
     pub startup_timeout: Duration,
-    /// How long a graceful close may take before TCP is reset.
+    /// How long a graceful close may take before TCP is reset, or what is outstanding is flushed.
     pub close_timeout: Duration,
+    /// RoCE: the path MTU to ask for, bounded by what the route takes; `None`: as much as it takes.
+    pub mtu: Option<PathMtu>,
+    /// RoCE: code `t` of the time after which a missing acknowledgement is missed, 4.096 µs × 2^t;
+    /// 14 (67 ms) by default, at most 31, 0 for never.
+    pub timeout: u8,
+    /// RoCE: how often it is tried again then, 0 to 7.
+    pub retry_cnt: u8,
+    /// RoCE: how often the peer is to try again where no receive is posted, and how often we do, 0
+    /// to 7; 7, the default, is for ever.
+    pub rnr_retry: u8,
+    /// RoCE: code of the time that the peer is to wait where no receive is posted, 0 to 31; 12
+    /// (0.64 ms) by default.
+    pub min_rnr_timer: u8,
+    /// RoCE: traffic class of the connection's packets, the octet of DSCP and ECN.
+    pub traffic_class: u8,
 }
 
 impl QpInit {
@@ -67,7 +89,9 @@ impl QpInit {
     /// octets inline, 16 READs each way, CRC on, no markers.
     pub fn new(cq: &Cq) -> Self {
         let config = Config::new(PdId(0), Qpn(0), 0);
+        let attr = Attributes::default();
         Self {
+            kind: QpType::Rc,
             send_cq: cq.clone(),
             recv_cq: cq.clone(),
             srq: None,
@@ -75,13 +99,26 @@ impl QpInit {
             max_recv_wr: config.max_recv_wr,
             max_sge: config.max_sge,
             max_inline: config.max_inline,
-            remote_access: config.remote_access,
+            remote_access: config.remote_access | attr.access,
             ird: config.ird,
             ord: config.ord,
             mpa: config.mpa,
             startup_timeout: config.startup_timeout,
             close_timeout: config.close_timeout,
+            mtu: None,
+            timeout: attr.timeout,
+            retry_cnt: attr.retry_cnt,
+            rnr_retry: attr.rnr_retry,
+            min_rnr_timer: attr.min_rnr_timer,
+            traffic_class: 0,
         }
+    }
+
+    /// The same settings for a queue pair of another type.
+    #[must_use]
+    pub fn kind(mut self, kind: QpType) -> Self {
+        self.kind = kind;
+        self
     }
 
     /// The same settings, with receives taken from `srq`.
@@ -109,15 +146,17 @@ struct Handle(Arc<QpShared>);
 
 impl Qp {
     pub(crate) fn new(device: Arc<DeviceShared>, pd: Pd, init: QpInit) -> Result<Self> {
-        let qpn = device.allocate()?;
-        // Dropped again, it gives its number back.
-        let shared = Arc::new(QpShared::new(device, pd, init, qpn));
-        if let Some(cq) = shared.overflowed() {
+        if let Some(cq) = [&init.send_cq, &init.recv_cq].into_iter().find(|cq| cq.is_broken()) {
             return Err(Error::CqOverflow(cq.depth()));
         }
-        if let Some(srq) = &shared.init.srq {
-            srq.attach(&shared.pd)?;
+        if let Some(srq) = &init.srq {
+            srq.attach(&pd)?;
         }
+        let made = Self::make(device, pd, init.clone());
+        if let (Err(_), Some(srq)) = (&made, &init.srq) {
+            srq.detach();
+        }
+        let shared = made?;
         shared.init.send_cq.attach(&shared);
         if !shared.init.recv_cq.is(&shared.init.send_cq) {
             shared.init.recv_cq.attach(&shared);
@@ -125,11 +164,39 @@ impl Qp {
         Ok(Self(Arc::new(Handle(shared))))
     }
 
-    fn shared(&self) -> &Arc<QpShared> {
+    fn make(device: Arc<DeviceShared>, pd: Pd, init: QpInit) -> Result<Arc<QpShared>> {
+        let Some(engine) = device.engine().cloned() else {
+            if init.kind != QpType::Rc {
+                return Err(Error::Unsupported("iWARP has reliable connections only (QpType::Rc)"));
+            }
+            let qpn = device.allocate()?;
+            return Ok(Arc::new(QpShared::over_tcp(device, pd, init, qpn)));
+        };
+        let config = roce::Config {
+            max_send_wr: init.max_send_wr,
+            max_recv_wr: init.max_recv_wr,
+            max_sge: init.max_sge,
+            max_inline: init.max_inline,
+            ecn: device.options.roce.ecn,
+            ..roce::Config::new(init.kind, pd.id(), Qpn(0))
+        };
+        let qpn = engine.create_qp(config, &init)?;
+        let member = Member::new(engine.clone());
+        let shared = Arc::new(QpShared::over_udp(device, pd, init, qpn, member));
+        engine.adopt(&shared);
+        Ok(shared)
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<QpShared> {
         &self.0.0
     }
 
     pub(crate) fn begin(&self) -> Result<Start> {
+        if self.shared().member().is_some() {
+            return Err(Error::State(
+                "the queue pair is one of RoCEv2: an iWARP connection needs one of a tcp:// device",
+            ));
+        }
         self.shared().begin().map_err(|state| {
             Error::State(match state {
                 QpState::Init => "the queue pair is being connected already",
@@ -161,27 +228,75 @@ impl Qp {
         &self.shared().init
     }
 
-    /// The peer's TCP address, once connected.
+    /// The peer's TCP address, of RoCE its UDP address, once connected.
     pub fn peer_addr(&self) -> Option<SocketAddr> {
         self.shared().addresses().map(|(_, peer)| peer)
     }
 
-    /// Our own TCP address, once connected.
+    /// Our own address, once connected.
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.shared().addresses().map(|(local, _)| local)
     }
 
     /// Private data of the peer's reply; empty where we accepted, or are not connected.
     pub fn private_data(&self) -> Vec<u8> {
-        self.established().map(|e| e.private_data).unwrap_or_default()
+        let terms = self.terms().map(|terms| terms.private_data);
+        terms.or_else(|| self.established().map(|e| e.private_data)).unwrap_or_default()
     }
 
-    /// What the start-up settled, once connected.
+    /// RoCE: what the connection manager settled, once connected; `None` on iWARP.
+    pub fn terms(&self) -> Option<cm::Established> {
+        self.shared().member()?.terms(self.qpn())
+    }
+
+    /// RoCE: the attributes in force, as `ibv_query_qp` shows them; `None` on iWARP.
+    pub fn attributes(&self) -> Option<Attributes> {
+        Some(self.shared().member()?.look(self.qpn())?.0)
+    }
+
+    /// RoCE: the queue pair's counters; `None` on iWARP.
+    pub fn roce_stats(&self) -> Option<roce::Stats> {
+        Some(self.shared().member()?.look(self.qpn())?.1)
+    }
+
+    /// RoCE: sets attributes of the queue pair and moves it, as `ibv_modify_qp` does, for programs
+    /// that exchange numbers and addresses by themselves: RESET, INIT, RTR, RTS, and from any state
+    /// to ERR. [`QpAttr`] tells what each step needs; where [`QpAttr::local`] is left out it is our
+    /// address toward the peer. A queue pair that [`Device::connect`](crate::Device::connect) or
+    /// [`ConnRequest::accept`](crate::ConnRequest::accept) brings up needs none of it.
+    ///
+    /// # Errors
+    /// [`Error::Port`] for a step that there is not, a missing attribute or one out of its range,
+    /// [`Error::BadAddress`] for a path MTU that the route does not take, [`Error::State`] where the
+    /// connection manager has the queue pair, [`Error::Unsupported`] on iWARP. Nothing changed.
+    pub fn modify(&self, attr: &QpAttr) -> Result<()> {
+        let Some(member) = self.shared().member() else {
+            return Err(Error::Unsupported(
+                "iWARP queue pairs are moved by their connection alone",
+            ));
+        };
+        member.modify(self.qpn(), attr)
+    }
+
+    /// UD: brings the queue pair from RESET or INIT to RTS in one step. It takes datagrams that
+    /// carry `qkey`; those that it sends are as long as the path MTU `mtu` at most.
+    ///
+    /// # Errors
+    /// As [`Qp::modify`]. On a device that is bound to all addresses it is not known from which one to
+    /// send: do the three steps with [`QpAttr::local`] in the second.
+    pub fn open_datagram(&self, qkey: QKey, mtu: PathMtu) -> Result<()> {
+        self.modify(&QpAttr { qkey: Some(qkey), ..QpAttr::to(QpState::Init) })?;
+        self.modify(&QpAttr { path_mtu: Some(mtu), ..QpAttr::to(QpState::Rtr) })?;
+        self.modify(&QpAttr { sq_psn: Some(Psn::new(0)), ..QpAttr::to(QpState::Rts) })
+    }
+
+    /// iWARP: what the start-up settled, once connected.
     pub fn established(&self) -> Option<Established> {
         self.shared().with_connection(|conn| conn.established().cloned()).flatten()
     }
 
-    /// The connection's counters; all zero before it is connected.
+    /// iWARP: the connection's counters; all zero before it is connected, and on RoCE
+    /// ([`Qp::roce_stats`]).
     pub fn stats(&self) -> Stats {
         self.shared().with_connection(|conn| *conn.stats()).unwrap_or_default()
     }
@@ -232,7 +347,11 @@ impl Qp {
 
     /// Closes in order: what is posted is carried out, then both sides close. Returns how it ended;
     /// a peer that does not close within [`QpInit::close_timeout`] is reset. Dropping the future
-    /// does not stop the closing.
+    /// does not stop the closing. Meanwhile no send is taken.
+    ///
+    /// RoCE: once all sends are acknowledged, or the time is over, the connection manager disconnects,
+    /// and both sides flush what is left. A peer that does not answer that within a second is given
+    /// up ([`CloseReason::Lost`]).
     ///
     /// The peer's side closes by itself once its own work is done: a peer that sends FIN has
     /// nothing more to say, so receives are flushed and the state is [`QpState::Err`], as the
@@ -416,10 +535,7 @@ fn give_back(mr: Option<Mr>) -> Vec<u8> {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // An end under way goes on: a reset would overtake its Terminate.
-        if self.0.state() != QpState::Err {
-            self.0.abort();
-        }
+        self.0.released();
         self.0.init.send_cq.detach(&self.0);
         self.0.init.recv_cq.detach(&self.0);
         if let Some(srq) = &self.0.init.srq {
@@ -458,7 +574,7 @@ impl Future for Completion<'_> {
         let mut taken = this.qp.take(slot, None);
         if taken.is_none() {
             let now = this.qp.device.clock.now();
-            this.qp.pollers.polled(now);
+            this.qp.polled(now);
             this.qp.try_turn(now);
             let spin = this.qp.device.options.spin;
             let spins = now < *this.spin_until.get_or_insert(now + spin);
@@ -475,9 +591,7 @@ impl Future for Completion<'_> {
         }
         if !this.asleep {
             this.asleep = true;
-            if this.qp.pollers.sleep() {
-                this.qp.rouse();
-            }
+            this.qp.sleep();
         }
         Poll::Pending
     }
@@ -493,7 +607,7 @@ impl Drop for Completion<'_> {
             self.qp.forget(slot);
         }
         if self.asleep {
-            self.qp.pollers.awake();
+            self.qp.awake();
         }
     }
 }

@@ -37,8 +37,9 @@ const MAX_WR: usize = 1 << 22;
 /// taken completes as flushed, and what is in the queue stays there for the others. When
 /// [`Qp::closed`](crate::Qp::closed) returns, the last such completion is in its queue.
 ///
-/// A SEND that finds the queue empty ends its connection (iWARP: Terminate "no buffer available",
-/// RFC 5041 §7.2), and the others go on. So post early: [`Srq::arm`] tells when few are left.
+/// A SEND that finds the queue empty ends its connection on iWARP (Terminate "no buffer available",
+/// RFC 5041 §7.2), and the others go on; on RoCE its sender waits and tries again (RNR NAK). So post
+/// early: [`Srq::arm`] tells when few are left.
 /// [`Stats::receives`](crate::Stats::receives) tells which peer uses them up.
 #[derive(Clone)]
 pub struct Srq(Arc<SrqShared>);
@@ -193,6 +194,10 @@ impl Srq {
     /// The protection domain: that of its queue pairs, too.
     pub fn pd(&self) -> &Pd {
         &self.0.pd
+    }
+
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// One more queue pair, of the domain `pd`, uses it.

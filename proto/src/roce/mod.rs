@@ -12,8 +12,7 @@
 //!          poll_timeout     when handle_timeout wants to be called
 //! ```
 //!
-//! A train is to be sent, or dropped, before the next input: it refers to memory that a completion
-//! gives back to the program.
+//! A train is a copy: it may be sent at once or later, and more than once.
 //!
 //! Two queue pairs and no socket at all:
 //!
@@ -73,6 +72,7 @@
 
 pub mod cm;
 pub mod congestion;
+mod load;
 pub mod port;
 mod qp;
 mod requester;
@@ -81,7 +81,6 @@ mod transmit;
 mod types;
 mod unreliable;
 
-pub use crate::parts::Part;
 pub use port::Port;
 pub use qp::Qp;
 pub use transmit::{MAX_TRAIN_OCTETS, Train};

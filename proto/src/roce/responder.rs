@@ -5,8 +5,12 @@
 //! acknowledged again, and a READ, atomic or FLUSH answered again. One behind it is a gap, which is
 //! told once. What comes out of order is dropped: a responder that keeps it would do so where
 //! [`Qp::handle_request`] finds the gap.
+//!
+//! Receives are the queue pair's own or shared ([`ReceiveQueue`]). A SEND has its receive from its
+//! first packet on, a WRITE with immediate looks for one with its last.
 
-use alloc::collections::VecDeque;
+use alloc::{collections::VecDeque, sync::Arc};
+use core::time::Duration;
 
 use super::{
     Completion, Qp, Reason, Received, Train,
@@ -15,13 +19,14 @@ use super::{
 };
 use crate::{
     mem::{AccessError, AtomicOp, Memory},
-    srq::Receive,
+    srq::{Receive, ReceiveQueue, Receives},
+    time::Instant,
     verbs::{Access, Imm, PostError, RecvWr, Wc, WcOpcode, WcStatus, pieces},
     wire::{
         ids::{Psn, RKey},
         roce::{
             Headers,
-            aeth::{Aeth, NO_CREDITS, NakCode, Syndrome, credit_code},
+            aeth::{Aeth, NO_CREDITS, NakCode, Syndrome, credit_code, rnr_micros},
             atomic::AtomicAckEth,
             bth::Bth,
             feth::{Placement, Selectivity},
@@ -33,8 +38,16 @@ use crate::{
 /// A message of several packets, of which some came.
 #[derive(Debug)]
 pub(super) enum Message {
-    Send { receive: Receive, placed: u32 },
-    Write { rkey: RKey, addr: u64, len: u32, placed: u32 },
+    /// Its receive is the current one of the queue.
+    Send {
+        placed: u32,
+    },
+    Write {
+        rkey: RKey,
+        addr: u64,
+        len: u32,
+        placed: u32,
+    },
 }
 
 /// What a request is answered.
@@ -78,6 +91,27 @@ struct Replay {
     original: Option<u64>,
 }
 
+/// What the peer was told of the packet that is expected, so that it is not told with each that
+/// comes instead.
+///
+/// ```text
+///             a gap: NAK                    no receive: RNR NAK
+///   Missing ◄──────────── Nothing ───────────────────────► Wait(until)
+///      ▲                  ▲     ▲                             │  │
+///      │                  └─────┴── the expected packet ──────┘  │
+///      └───── a gap, and the time is over: what was sent again is lost: NAK
+/// ```
+#[derive(Debug, Clone, Copy, Default)]
+enum Told {
+    #[default]
+    Nothing,
+    /// That it is missing.
+    Missing,
+    /// To wait until then. What comes before was sent on the heels of the packet that had no
+    /// receive.
+    Wait(Instant),
+}
+
 /// Why a request is not carried out.
 pub(super) enum Refusal {
     /// No receive is posted.
@@ -92,14 +126,14 @@ const OPERATIONAL: Refusal = Refusal::Nak(NakCode::REMOTE_OPERATIONAL);
 /// The responding half.
 #[derive(Debug, Default)]
 pub(super) struct Responder {
-    pub(super) queue: VecDeque<Receive>,
+    pub(super) receives: ReceiveQueue,
     pub(super) expected: Psn,
     msn: u32,
     pub(super) message: Option<Message>,
     /// How the receive of the message in hand ends if the queue pair goes down now.
     receive_status: Option<WcStatus>,
-    /// The gap before the expected PSN is told, or the peer told to wait.
-    nak_sent: bool,
+    /// What the peer was told of the expected PSN.
+    told: Told,
     answers: VecDeque<Answer>,
     replays: VecDeque<Replay>,
     /// The NAK that ended it.
@@ -126,6 +160,12 @@ impl Responder {
         self.receive_status = None;
     }
 
+    /// Receives that are posted to the queue pair and that no message has taken.
+    fn posted(&self) -> usize {
+        let taken = matches!(self.message, Some(Message::Send { .. }));
+        self.receives.len() - usize::from(taken)
+    }
+
     /// READs that wait for their turn or are being answered.
     fn reads(&self) -> usize {
         self.answers.iter().filter(|a| matches!(a, Answer::Read { fresh: true, .. })).count()
@@ -135,12 +175,38 @@ impl Responder {
 impl Qp {
     /// Checks a receive and queues it.
     pub(super) fn push_receive(&mut self, wr: RecvWr, tag: u64) -> Result<(), PostError> {
-        let receive = Receive::new(wr, tag, self.config.max_sge)?;
-        if self.rx.queue.len() >= self.config.max_recv_wr {
-            return Err(PostError::QueueFull { max: self.config.max_recv_wr });
+        // The receive of the message in hand is off the queue.
+        let in_hand = self.rx.receives.len() - self.rx.posted();
+        let (max_wr, max_sge) = (self.config.max_recv_wr + in_hand, self.config.max_sge);
+        self.rx.receives.post(wr, tag, max_wr, max_sge)
+    }
+
+    /// Takes receives from `source`, which other queue pairs share, instead of a queue of its own:
+    /// one with the first packet of each SEND or datagram, or with the last of a WRITE with
+    /// immediate. To be called before the peer can send; [`Qp::post_recv`] is refused from then on.
+    /// It stays so in RESET.
+    ///
+    /// Where the queue is empty, RC makes the peer wait (RNR NAK), UC and UD drop the message and
+    /// count it ([`Stats::no_receive`](super::Stats::no_receive)). Acknowledgements carry no
+    /// credits, whatever [`Config::credits`](super::Config::credits) says: how many receives are
+    /// left for this queue pair is not known. Receives completed as flushed are those that a message
+    /// has taken already, the others stay where they are.
+    ///
+    /// # Errors
+    /// [`PostError::Invalid`] where receives are posted to the queue pair itself.
+    pub fn share_receives(&mut self, source: Arc<dyn Receives>) -> Result<(), PostError> {
+        if !self.rx.receives.is_empty() {
+            return Err(PostError::Invalid(
+                "receives are posted to the queue pair itself: it cannot share others' any more",
+            ));
         }
-        self.rx.queue.push_back(receive);
+        self.rx.receives = ReceiveQueue::shared(source);
         Ok(())
+    }
+
+    /// Whether the receives are those of a queue that others share.
+    pub fn shares_receives(&self) -> bool {
+        self.rx.receives.is_shared()
     }
 
     pub(super) fn complete_receive(&mut self, receive: &Receive, wc: Wc) {
@@ -150,17 +216,22 @@ impl Qp {
 
     pub(super) fn flush_receives(&mut self) {
         let flushed = |status| Wc { status, opcode: WcOpcode::RECV, ..Wc::default() };
-        let first = self.rx.receive_status.take().unwrap_or(WcStatus::WR_FLUSH_ERR);
-        if let Some(Message::Send { receive, .. }) = self.rx.message.take() {
-            self.complete_receive(&receive, flushed(first));
-        }
-        while let Some(receive) = self.rx.queue.pop_front() {
-            self.complete_receive(&receive, flushed(WcStatus::WR_FLUSH_ERR));
+        // How the message in hand failed is a matter of its receive, which is the front.
+        let mut status = self.rx.receive_status.take().unwrap_or(WcStatus::WR_FLUSH_ERR);
+        self.rx.message = None;
+        while let Some(receive) = self.rx.receives.finish() {
+            self.complete_receive(&receive, flushed(status));
+            status = WcStatus::WR_FLUSH_ERR;
         }
     }
 
     /// Takes a request packet of an RC queue pair.
-    pub(super) fn handle_request<M: Memory + ?Sized>(&mut self, received: &Received<'_>, mem: &M) {
+    pub(super) fn handle_request<M: Memory + ?Sized>(
+        &mut self,
+        now: Instant,
+        received: &Received<'_>,
+        mem: &M,
+    ) {
         let bth = received.packet.headers.bth;
         let (psn, expected) = (bth.psn(), self.rx.expected);
         if psn.is_before(expected) {
@@ -170,7 +241,13 @@ impl Qp {
         }
         if psn != expected {
             self.stats.out_of_order += 1;
-            if !core::mem::replace(&mut self.rx.nak_sent, true) {
+            let silent = match self.rx.told {
+                Told::Nothing => false,
+                Told::Missing => true,
+                Told::Wait(until) => now < until,
+            };
+            if !silent {
+                self.rx.told = Told::Missing;
                 self.stats.sequence_naks_sent += 1;
                 self.push_ack(expected, Syndrome::Nak(NakCode::PSN_SEQUENCE));
             }
@@ -182,7 +259,7 @@ impl Qp {
         }
         match self.execute(received, mem) {
             Ok(()) => {
-                self.rx.nak_sent = false;
+                self.rx.told = Told::Nothing;
                 // What is answered otherwise is acknowledged by that.
                 if bth.ack_req() && !awaits_answer(bth.opcode()) {
                     self.acknowledge_all();
@@ -190,9 +267,10 @@ impl Qp {
             }
             Err(Refusal::NotReady) => {
                 self.stats.rnr_naks_sent += 1;
-                // What follows on its heels says nothing new.
-                self.rx.nak_sent = true;
-                self.push_ack(expected, Syndrome::RnrNak(self.attr.min_rnr_timer));
+                let code = self.attr.min_rnr_timer;
+                let wait = Duration::from_micros(rnr_micros(code).into());
+                self.rx.told = Told::Wait(now + wait);
+                self.push_ack(expected, Syndrome::RnrNak(code));
             }
             Err(Refusal::Nak(code)) => self.refuse(expected, code),
         }
@@ -230,8 +308,8 @@ impl Qp {
 
     /// What an answer that is no NAK says. Credits are in all of them, or in none.
     fn positive(&self) -> Syndrome {
-        Syndrome::Ack(if self.config.credits {
-            credit_code(u32::try_from(self.rx.queue.len()).unwrap_or(u32::MAX))
+        Syndrome::Ack(if self.config.credits && !self.rx.receives.is_shared() {
+            credit_code(u32::try_from(self.rx.posted()).unwrap_or(u32::MAX))
         } else {
             NO_CREDITS
         })
@@ -422,11 +500,13 @@ impl Qp {
         }
         let len = self.check_length(info.place, packet.payload_len)?;
         if info.place.begins() {
-            let receive = self.rx.queue.pop_front().ok_or(Refusal::NotReady)?;
-            self.rx.message = Some(Message::Send { receive, placed: 0 });
+            self.rx.receives.current().ok_or(Refusal::NotReady)?;
+            self.rx.message = Some(Message::Send { placed: 0 });
         }
         let scope = self.config.scope;
-        let Some(Message::Send { receive, placed }) = &mut self.rx.message else {
+        let (Some(Message::Send { placed }), Some(receive)) =
+            (&mut self.rx.message, self.rx.receives.current())
+        else {
             return Err(INVALID);
         };
         let sges = &receive.wr.sges;
@@ -454,7 +534,9 @@ impl Qp {
             mem.invalidate(scope, rkey).map_err(nak)?;
         }
         self.count_message();
-        if let Some(Message::Send { receive, placed }) = self.rx.message.take() {
+        if let Some(Message::Send { placed }) = self.rx.message.take()
+            && let Some(receive) = self.rx.receives.finish()
+        {
             let wc = Wc {
                 opcode: WcOpcode::RECV,
                 byte_len: placed,
@@ -497,7 +579,7 @@ impl Qp {
                     .map_err(nak)?;
             }
         }
-        if info.takes_receive && self.rx.queue.is_empty() {
+        if info.takes_receive && self.rx.receives.current().is_none() {
             return Err(Refusal::NotReady);
         }
         if len > 0 {
@@ -512,7 +594,7 @@ impl Qp {
         self.rx.message = None;
         self.count_message();
         if info.takes_receive
-            && let Some(receive) = self.rx.queue.pop_front()
+            && let Some(receive) = self.rx.receives.finish()
         {
             let wc = Wc {
                 opcode: WcOpcode::RECV_IMM,
@@ -600,11 +682,15 @@ impl Qp {
         if !self.attr.access.contains(access) {
             return Err(INVALID);
         }
-        // The whole region: the address must be in it.
-        let len = if selectivity == Selectivity::REGION { 1 } else { reth.dma_len().into() };
+        // IBTA annex A19: of a whole region address and length mean nothing. The key, its domain and
+        // its rights are checked before both.
+        let whole = selectivity == Selectivity::REGION;
+        let len = if whole { 1 } else { reth.dma_len().into() };
         if len > 0 {
-            mem.check_remote(self.config.scope, reth.rkey(), reth.va(), len, access)
-                .map_err(nak)?;
+            match mem.check_remote(self.config.scope, reth.rkey(), reth.va(), len, access) {
+                Err(AccessError::Wrap | AccessError::Bounds) if whole => {}
+                checked => checked.map_err(nak)?,
+            }
         }
         self.count_message();
         self.remember(self.rx.expected, None);
@@ -636,6 +722,7 @@ impl Qp {
     /// Fills `train` with answers, in the order of the requests.
     pub(super) fn transmit_answers<M: Memory + ?Sized>(
         &mut self,
+        now: Instant,
         mem: &M,
         limit: Limit,
         train: &mut Train,
@@ -683,7 +770,8 @@ impl Qp {
             };
             let payload = source.len() as u32;
             let (local, peer) = self.ends();
-            if !train.takes(packet_len(&headers, payload), local, peer, limit) {
+            let len = packet_len(&headers, payload);
+            if !train.takes(len, local, peer, limit) || payload > 0 && !self.keeps_pace(now, len) {
                 return;
             }
             let pushed = train.push((local, peer), &mut headers, source, mem, self.config.scope);
@@ -775,7 +863,8 @@ mod tests {
         octets.extend([0; 4]);
         let packet = &Packet::parse(&octets).unwrap();
         let from = ([192, 0, 2, 2], 4791).into();
-        qp.handle_request(&Received { packet, from, len: octets.len(), ecn: 0 }, &NoMemory);
+        let received = Received { packet, from, len: octets.len(), ecn: 0 };
+        qp.handle_request(Instant::ZERO, &received, &NoMemory);
         let again: Vec<_> = qp.rx.answers.drain(..).collect();
         assert!(matches!(again[..], [Answer::Atomic { original: 2, .. }]), "{again:?}");
     }

@@ -6,7 +6,6 @@ use core::net::{IpAddr, SocketAddr};
 use super::types::MAX_TRAIN;
 use crate::{
     mem::{AccessError, Memory, Scope},
-    parts::{Part, Parts},
     verbs::{Sge, pieces},
     wire::{
         ids::RKey,
@@ -19,15 +18,6 @@ use crate::{
     },
 };
 
-/// Payload up to this length is copied next to its headers: cheaper than a part of its own.
-const COPY_LIMIT: usize = 256;
-
-/// A train has at most this many parts: `IOV_MAX` is 1024 on Linux, and a packet adds up to a few.
-const MAX_PARTS: usize = 960;
-
-/// Payload in more pieces than this is copied too.
-const MAX_PIECES: usize = 30;
-
 /// The most octets of a train: what fits a UDP datagram over IPv4.
 pub const MAX_TRAIN_OCTETS: usize = 65_507;
 
@@ -38,17 +28,18 @@ pub const MAX_TRAIN_OCTETS: usize = 65_507;
 /// Packet `i` of a train over IPv4 has its ICRC made for Identification `i` and DF set: what the
 /// kernel puts into the packets it cuts a train into. A train that is sent otherwise must carry
 /// the same.
+///
+/// It is a copy: the sum goes over all octets anyway, what is summed is what is sent, and one buffer
+/// costs the kernel two thirds of what a list of regions does. It may be kept and sent later.
 #[derive(Debug, Default)]
 pub struct Train {
-    parts: Parts,
+    octets: Vec<u8>,
     packets: usize,
     segment: usize,
     /// A shorter packet is in: nothing may follow.
     closed: bool,
     ends: Option<(SocketAddr, SocketAddr)>,
     pub(super) ecn: bool,
-    /// Payload on its way through the sum.
-    scratch: Vec<u8>,
 }
 
 /// Where a packet's payload comes from.
@@ -79,19 +70,14 @@ pub(super) struct Limit {
 }
 
 impl Train {
-    /// The octets that [`Part::Bytes`] refers to.
-    pub fn bytes(&self) -> &[u8] {
-        self.parts.bytes()
-    }
-
-    /// The parts, in sending order.
-    pub fn parts(&self) -> &[Part] {
-        self.parts.parts()
+    /// All packets behind one another: packet `i` begins at `i` times [`Train::segment_len`].
+    pub fn octets(&self) -> &[u8] {
+        &self.octets
     }
 
     /// Octets in all.
     pub fn len(&self) -> usize {
-        self.parts.len()
+        self.octets.len()
     }
 
     /// Whether there is nothing to send.
@@ -126,23 +112,23 @@ impl Train {
 
     /// Empties it and keeps the buffers.
     pub fn clear(&mut self) {
-        self.parts.clear();
+        self.octets.clear();
         (self.packets, self.segment) = (0, 0);
         (self.closed, self.ends, self.ecn) = (false, None, false);
     }
 
-    /// Copies all packets behind one another into `out`: the form for tests and simulations.
-    /// Packet `i` begins at `i` times [`Train::segment_len`].
+    /// Copies all packets behind one another into `out`: [`Train::octets`].
     ///
     /// # Errors
-    /// A region's octets cannot be read any more.
+    /// None.
     pub fn copy_to<M: Memory + ?Sized>(
         &self,
-        mem: &M,
-        scope: Scope,
+        _mem: &M,
+        _scope: Scope,
         out: &mut Vec<u8>,
     ) -> Result<(), AccessError> {
-        self.parts.copy_to(mem, scope, out)
+        out.extend_from_slice(&self.octets);
+        Ok(())
     }
 
     /// Whether a packet of `len` octets, from `local` to `peer`, may be the next one.
@@ -161,7 +147,6 @@ impl Train {
             && self.ends == Some((local, peer))
             && self.packets < limit.packets.min(MAX_TRAIN)
             && self.len() + len <= limit.octets.min(MAX_TRAIN_OCTETS)
-            && self.parts().len() < MAX_PARTS
     }
 
     /// Appends a packet. On an error nothing is appended.
@@ -180,50 +165,26 @@ impl Train {
         let header_len = headers.write(&mut octets);
         let len = header_len + payload + usize::from(pad) + ICRC_LEN;
         let mut icrc = self.icrc(local, peer, len, &headers.bth);
-        icrc.update(&octets[Bth::LEN..header_len]);
-
-        let bytes = self.parts.bytes_mut();
-        let start = bytes.len();
-        bytes.extend_from_slice(&octets[..header_len]);
-        let copied = bytes.len();
-        let mut by_region = None;
+        let start = self.octets.len();
+        self.octets.extend_from_slice(&octets[..header_len]);
         let read = match source {
             Source::Bytes(octets) => {
-                bytes.extend_from_slice(octets);
+                self.octets.extend_from_slice(octets);
                 Ok(())
             }
-            // The peer may change it any time: what is summed must be what is sent.
             Source::Remote { rkey, addr, len } => {
-                mem.read_remote(scope, rkey, addr, len.into(), bytes)
+                mem.read_remote(scope, rkey, addr, len.into(), &mut self.octets)
             }
-            Source::Local { sges, offset, len } => {
-                let mut list = pieces(sges, offset, len);
-                if len as usize <= COPY_LIMIT || sges.len() > MAX_PIECES {
-                    list.try_for_each(|sge| mem.read_local(scope, sge, bytes))
-                } else {
-                    by_region = Some(pieces(sges, offset, len));
-                    self.scratch.clear();
-                    list.try_for_each(|sge| mem.read_local(scope, sge, &mut self.scratch))
-                }
-            }
+            Source::Local { sges, offset, len } => pieces(sges, offset, len)
+                .try_for_each(|sge| mem.read_local(scope, sge, &mut self.octets)),
         };
         if let Err(error) = read {
-            bytes.truncate(start);
+            self.octets.truncate(start);
             return Err(error);
         }
-        match by_region {
-            Some(list) => {
-                icrc.update(&self.scratch);
-                list.for_each(|sge| self.parts.push_region(sge));
-            }
-            None => icrc.update(&bytes[copied..]),
-        }
-        let pad = &[0; 3][..usize::from(pad)];
-        icrc.update(pad);
-        let bytes = self.parts.bytes_mut();
-        bytes.extend_from_slice(pad);
-        bytes.extend_from_slice(&icrc.finish());
-        self.parts.seal();
+        self.octets.extend_from_slice(&[0; 3][..usize::from(pad)]);
+        icrc.update(&self.octets[start + Bth::LEN..]);
+        self.octets.extend_from_slice(&icrc.finish());
 
         if self.packets == 0 {
             self.segment = len;

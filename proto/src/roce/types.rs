@@ -1,7 +1,8 @@
 //! Settings, attributes, events and counters of a queue pair.
 
-use core::{net::SocketAddr, time::Duration};
+use core::{net::SocketAddr, ops::AddAssign, time::Duration};
 
+use super::congestion::Dcqcn;
 use crate::{
     mem::{PdId, Scope},
     verbs::{Access, QpState, QpType, Wc},
@@ -39,6 +40,10 @@ pub struct Config {
     /// Whether acknowledgements tell the peer how many receives are posted. Without, the peer
     /// finds out by RNR NAKs, as with Linux rxe.
     pub credits: bool,
+    /// How it slows down when its peer says that its packets met congestion: RC and UC, requests and
+    /// READ responses. `None`: not at all. Parameters that [`Dcqcn::check`] refuses count as `None`;
+    /// a [`Port`](super::Port) refuses them.
+    pub dcqcn: Option<Dcqcn>,
 }
 
 impl Config {
@@ -55,6 +60,7 @@ impl Config {
             max_train: MAX_TRAIN,
             ecn: false,
             credits: false,
+            dcqcn: Some(Dcqcn::default()),
         }
     }
 }
@@ -362,4 +368,31 @@ pub struct Stats {
     pub access_errors: u64,
     /// Packets that came marked by a congested router.
     pub ce_marked: u64,
+    /// Congestion notifications from the peer.
+    pub cnps_received: u64,
+    /// Times that something was ready and had to wait for the rate that these allow.
+    pub paced: u64,
+}
+
+impl AddAssign for Stats {
+    fn add_assign(&mut self, other: Self) {
+        self.packets_sent += other.packets_sent;
+        self.packets_resent += other.packets_resent;
+        self.packets_received += other.packets_received;
+        self.payload_sent += other.payload_sent;
+        self.payload_received += other.payload_received;
+        self.acks_sent += other.acks_sent;
+        self.rnr_naks_sent += other.rnr_naks_sent;
+        self.sequence_naks_sent += other.sequence_naks_sent;
+        self.rnr_naks_received += other.rnr_naks_received;
+        self.sequence_naks_received += other.sequence_naks_received;
+        self.timeouts += other.timeouts;
+        self.duplicates += other.duplicates;
+        self.out_of_order += other.out_of_order;
+        self.ghosts += other.ghosts;
+        self.malformed += other.malformed;
+        self.no_receive += other.no_receive;
+        self.access_errors += other.access_errors;
+        self.ce_marked += other.ce_marked;
+    }
 }

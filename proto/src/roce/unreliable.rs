@@ -5,7 +5,7 @@ use zerocopy::IntoBytes;
 
 use super::{
     Qp, Reason, Received,
-    responder::{Message, Refusal, scatter},
+    responder::{Refusal, scatter},
 };
 use crate::{
     mem::Memory,
@@ -82,9 +82,7 @@ impl Qp {
 
     /// Its receive takes the next message.
     fn give_up_message(&mut self) {
-        if let Some(Message::Send { receive, .. }) = self.rx.message.take() {
-            self.rx.queue.push_front(receive);
-        }
+        self.rx.message = None;
         self.rx.forgive_receive();
     }
 
@@ -108,12 +106,12 @@ impl Qp {
             return;
         }
         let len = GRH_LEN + packet.payload_len as u32;
-        let front = self.rx.queue.front();
-        if front.is_none_or(|receive| receive.len < len) {
+        let current = self.rx.receives.current();
+        if current.is_none_or(|receive| receive.len < len) {
             self.stats.no_receive += 1;
             return;
         }
-        let Some(receive) = self.rx.queue.pop_front() else {
+        let Some(receive) = self.rx.receives.finish() else {
             return;
         };
         let scope = self.config.scope;

@@ -121,3 +121,39 @@ pub(crate) async fn barrier(from: &Side, to: &Side) {
     from.post(SendWr::send(u64::MAX - 1, [])).await;
     to.done(u64::MAX).await;
 }
+
+/// Two connected queue pairs over UDP, each device at a port of its own.
+pub(crate) async fn roce_pair_with(
+    host: &str,
+    options: [DeviceOptions; 2],
+    settings: impl Fn(&mut QpInit),
+) -> (Side, Side) {
+    let [initiating, responding] = options;
+    let device = responding.open(&format!("udp://{host}:0")).unwrap();
+    let listener = device.listen(Some(0)).await.unwrap();
+    let mut initiating = initiating;
+    initiating.roce.peer_udp_port = device.udp_addr().unwrap().port();
+    let here = initiating.open(&format!("udp://{host}:0")).unwrap();
+    let addr = listener.local_addr().to_string();
+    let responder = async {
+        let (pd, cq) = (device.alloc_pd().unwrap(), device.create_cq(1024).unwrap());
+        let mut init = QpInit::new(&cq);
+        settings(&mut init);
+        let request = listener.accept().await.unwrap();
+        let qp = request.accept(&pd, init, b"").await.unwrap();
+        Side { device: device.clone(), pd, cq, qp }
+    };
+    let initiator = async {
+        let (pd, cq) = (here.alloc_pd().unwrap(), here.create_cq(1024).unwrap());
+        let mut init = QpInit::new(&cq);
+        settings(&mut init);
+        let qp = here.connect(&addr, &pd, init, b"").await.unwrap();
+        Side { device: here.clone(), pd, cq, qp }
+    };
+    tokio::join!(initiator, responder)
+}
+
+/// Two connected queue pairs over UDP on IPv4 with the defaults.
+pub(crate) async fn roce_pair() -> (Side, Side) {
+    roce_pair_with("127.0.0.1", [quick(), quick()], |_| {}).await
+}

@@ -91,6 +91,11 @@ impl HostPort {
         self.port
     }
 
+    /// Whether it is a name, which has to be looked up.
+    pub(crate) fn is_name(&self) -> bool {
+        matches!(self.host, Host::Name(_))
+    }
+
     /// Whether it stands for all addresses of this host (`0.0.0.0`, `::`).
     pub(crate) fn is_unspecified(&self) -> bool {
         match &self.host {
@@ -98,6 +103,19 @@ impl HostPort {
             Host::V6(ip, _) => ip.is_unspecified(),
             Host::Name(_) => false,
         }
+    }
+
+    /// The first address, with `port` where none was written. Looks a name up, which waits.
+    pub(crate) fn resolve_now(&self, port: u16) -> Result<SocketAddr> {
+        let port = self.port.unwrap_or(port);
+        let name = match &self.host {
+            Host::V4(ip) => return Ok(SocketAddrV4::new(*ip, port).into()),
+            Host::V6(ip, scope) => return Ok(SocketAddrV6::new(*ip, port, 0, *scope).into()),
+            Host::Name(name) => name,
+        };
+        let mut found = std::net::ToSocketAddrs::to_socket_addrs(&(name.as_str(), port))
+            .map_err(|e| Error::io(format!("cannot look up {name}"), e))?;
+        found.next().ok_or_else(|| Error::BadAddress(format!("the name {name} has no address")))
     }
 
     /// All addresses, with `port` where none was written. Looks names up.

@@ -1,0 +1,381 @@
+//! Who makes progress over UDP: a program that polls, futures, a task, and all of them at once.
+
+mod common;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use common::*;
+use userdma::{DeviceOptions, QpInit, RecvWr, SendFlags, SendOp, SendWr, Wc};
+
+/// Polls until there is a completion.
+fn spin(cq: &userdma::Cq) -> Wc {
+    let began = Instant::now();
+    let mut wc = [Wc::default()];
+    while cq.poll(&mut wc) == 0 {
+        assert!(began.elapsed() < LONG, "a completion in time");
+    }
+    wc[0]
+}
+
+/// Polls both queues until each has given `count` completions.
+fn spin_both(a: &Side, b: &Side, count: usize) -> [Vec<Wc>; 2] {
+    let (mut got, began) = ([Vec::new(), Vec::new()], Instant::now());
+    let mut wc = [Wc::default()];
+    while got.iter().any(|wcs| wcs.len() < count) {
+        for (side, wcs) in [a, b].into_iter().zip(&mut got) {
+            if side.cq.poll(&mut wc) == 1 {
+                assert!(wc[0].status.is_ok(), "{wc:?}");
+                wcs.push(wc[0]);
+            }
+        }
+        assert!(began.elapsed() < LONG, "completions in time");
+    }
+    got
+}
+
+/// A time-out so long that a test would notice.
+fn patient(init: &mut QpInit) {
+    // 17 s.
+    init.timeout = 22;
+}
+
+async fn patient_pair(options: DeviceOptions) -> (Side, Side) {
+    roce_pair_with("127.0.0.1", [options.clone(), options], patient).await
+}
+
+/// The runtime does nothing while its only thread spins: all progress is made by polling, start to
+/// finish, time-outs included.
+#[tokio::test]
+async fn polling_alone_makes_all_progress() {
+    let (a, b) = roce_pair().await;
+    let (ma, mb) = (a.mr(1 << 20, 1), b.mr(1 << 20, 2));
+    for round in 0..200 {
+        b.qp.post_recv(RecvWr::new(round, [mb.slice(0..64)])).unwrap();
+        a.qp.post_send(SendWr::send(round, [ma.slice(0..64)])).unwrap();
+        let [at_a, at_b] = spin_both(&a, &b, 1);
+        assert_eq!((at_a[0].id, at_b[0].id, at_b[0].byte_len), (round, round, 64));
+    }
+    // A READ needs both sides: the poller of one does not turn the other's.
+    a.qp.post_send(SendWr::read(1, [ma.slice(0..1 << 20)], mb.remote(0))).unwrap();
+    let mut wcs = [Wc::default(); 4];
+    let began = Instant::now();
+    while a.cq.poll(&mut wcs) == 0 {
+        assert_eq!(b.cq.poll(&mut wcs), 0);
+        assert!(began.elapsed() < LONG);
+    }
+    assert!(wcs[0].status.is_ok());
+    assert!(octets(&ma, 0, 1 << 20) == octets(&mb, 0, 1 << 20));
+    // A SEND that waits for its receive is tried again by nobody but the poller.
+    a.qp.post_send(SendWr::send(2, [ma.slice(0..64)])).unwrap();
+    let began = Instant::now();
+    while a.qp.roce_stats().unwrap().rnr_naks_received < 3 {
+        assert_eq!(a.cq.poll(&mut wcs) + b.cq.poll(&mut wcs), 0);
+        assert!(began.elapsed() < LONG);
+    }
+    b.qp.post_recv(RecvWr::new(3, [mb.slice(0..64)])).unwrap();
+    let [at_a, at_b] = spin_both(&a, &b, 1);
+    assert_eq!((at_a[0].id, at_b[0].id), (2, 3));
+}
+
+/// The same through a network that loses: its timers are the poller's.
+#[tokio::test]
+async fn polling_alone_makes_good_for_losses() {
+    let mut options = quick();
+    options.roce.impair = Some("loss=10%,delay=1ms,seed=5".parse().unwrap());
+    let quickly = |init: &mut QpInit| init.timeout = 12;
+    let (a, b) = roce_pair_with("127.0.0.1", [options.clone(), options], quickly).await;
+    let (ma, mb) = (a.mr(64, 1), b.mr(64, 2));
+    for round in 0..50 {
+        b.qp.post_recv(RecvWr::new(round, [mb.slice(0..64)])).unwrap();
+        a.qp.post_send(SendWr::send(round, [ma.slice(0..64)])).unwrap();
+        spin_both(&a, &b, 1);
+    }
+    assert!(a.qp.roce_stats().unwrap().timeouts > 0);
+}
+
+/// Who polls takes its completion before the acknowledgement is sent, and may never poll again: the
+/// peer gets it all the same, long before it would ask.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_poller_that_stops_does_not_strand_its_peer() {
+    let (a, b) = patient_pair(quick()).await;
+    let (ma, mb) = (a.mr(4096, 1), b.mr(4096, 2));
+    for round in 0..40 {
+        b.qp.post_recv(RecvWr::new(round, [mb.slice(0..64)])).unwrap();
+        let polling = thread::spawn({
+            let cq = b.cq.clone();
+            move || spin(&cq)
+        });
+        // The task has left the socket to the poller.
+        tokio::time::sleep(Duration::from_micros(100 * round)).await;
+        let began = Instant::now();
+        a.qp.write(ma.slice(0..64), mb.remote(0)).await.unwrap();
+        a.qp.send(ma.slice(0..64)).await.unwrap();
+        let took = began.elapsed();
+        assert!(took < Duration::from_secs(4), "round {round}: {took:?}");
+        let wc = tokio::task::spawn_blocking(move || polling.join().unwrap()).await.unwrap();
+        assert_eq!(wc.id, round);
+    }
+    assert_eq!(a.qp.roce_stats().unwrap().timeouts, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_polling_thread_and_futures_share_a_queue_pair() {
+    const ROUNDS: u64 = 300;
+    let (a, b) = patient_pair(quick()).await;
+    let (ma, mb) = (a.mr(1 << 16, 1), b.mr(1 << 16, 2));
+    // b answers by polling, in a thread of its own.
+    let answering = {
+        let (qp, cq, mb) = (b.qp.clone(), b.cq.clone(), mb.clone());
+        for id in 0..2 {
+            qp.post_recv(RecvWr::new(id, [mb.slice(0..8)])).unwrap();
+        }
+        thread::spawn(move || {
+            for _ in 0..ROUNDS {
+                let wc = spin(&cq);
+                assert!(wc.status.is_ok(), "{wc:?}");
+                qp.post_recv(RecvWr::new(wc.id, [mb.slice(0..8)])).unwrap();
+                qp.post_send(SendWr::send(9, [mb.slice(0..8)]).unsignaled()).unwrap();
+            }
+        })
+    };
+    // a asks and awaits, while another task of it READs, and a thread polls its queue.
+    let stop = Arc::new(AtomicBool::new(false));
+    let polling = {
+        let (cq, stop) = (a.cq.clone(), stop.clone());
+        thread::spawn(move || {
+            let mut wcs = [Wc::default(); 8];
+            while !stop.load(Ordering::Relaxed) {
+                assert_eq!(cq.poll(&mut wcs), 0, "awaited work goes to its futures");
+            }
+        })
+    };
+    let reading = {
+        let (qp, ma, place) = (a.qp.clone(), ma.clone(), mb.remote(4096));
+        tokio::spawn(async move {
+            for _ in 0..ROUNDS {
+                qp.read(ma.slice(4096..8192), place).await.unwrap();
+            }
+        })
+    };
+    for n in 0..ROUNDS {
+        ma.write_at(0, &n.to_ne_bytes()).unwrap();
+        // The receive first: the answer may come as soon as the question is out.
+        let (got, sent) = tokio::join!(a.qp.recv(ma.slice(8..16)), a.qp.send(ma.slice(0..8)));
+        sent.unwrap();
+        got.unwrap();
+        assert_eq!(octets(&ma, 8, 8), n.to_ne_bytes());
+    }
+    reading.await.unwrap();
+    stop.store(true, Ordering::Relaxed);
+    polling.join().unwrap();
+    answering.join().unwrap();
+    assert_eq!(octets(&ma, 4096, 4096), octets(&mb, 4096, 4096));
+}
+
+/// A program that spun and stops: the task takes over, at once where somebody awaits.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn progress_goes_on_when_polling_stops() {
+    let (a, b) = patient_pair(quick()).await;
+    let (ma, mb) = (a.mr(4096, 1), b.mr(4096, 2));
+    for round in 0..20 {
+        let mut wcs = [Wc::default(); 4];
+        let until = Instant::now() + Duration::from_millis(3);
+        while Instant::now() < until {
+            assert_eq!(b.cq.poll(&mut wcs), 0);
+        }
+        // One-sided work needs nobody at b.
+        a.qp.read(ma.slice(0..64), mb.remote(64)).await.unwrap();
+        assert_eq!(octets(&ma, 0, 64), octets(&mb, 64, 64));
+        // And a message is awaited right after spinning.
+        b.qp.post_recv(RecvWr::new(round, [mb.slice(0..8)])).unwrap();
+        let ((), wc) =
+            tokio::join!(async { a.qp.send(ma.slice(0..8)).await.unwrap() }, b.done(round));
+        assert_eq!(wc.byte_len, 8);
+    }
+}
+
+/// One queue pair is polled, another of the same socket is awaited: neither starves the other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_poller_and_a_sleeper_share_a_socket() {
+    let options = DeviceOptions { spin: Duration::ZERO, ..quick() };
+    let (a, b) = patient_pair(options).await;
+    let listener = b.device.listen(Some(0)).await.unwrap();
+    let addr = listener.local_addr().to_string();
+    let [slow_a, slow_b] = [&a, &b].map(|side| side.device.create_cq(16).unwrap());
+    let init = |cq| {
+        let mut init = QpInit::new(cq);
+        patient(&mut init);
+        init
+    };
+    let accept =
+        async { listener.accept().await.unwrap().accept(&b.pd, init(&slow_b), b"").await.unwrap() };
+    let connect = a.device.connect(&addr, &a.pd, init(&slow_a), b"");
+    let (here, there) = tokio::join!(connect, accept);
+    let here = here.unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    // Both sockets are polled all the time, for queues that get nothing.
+    let pollers = [&a, &b].map(|side| {
+        let (cq, stop) = (side.cq.clone(), stop.clone());
+        thread::spawn(move || {
+            let mut wcs = [Wc::default(); 8];
+            while !stop.load(Ordering::Relaxed) {
+                assert_eq!(cq.poll(&mut wcs), 0);
+                thread::yield_now();
+            }
+        })
+    });
+    for n in 0..100u64 {
+        let ((got, wc), (_, sent)) =
+            tokio::join!(there.recv_lent(vec![0; 8]), here.send_lent(n.to_ne_bytes().to_vec()));
+        sent.unwrap();
+        wc.unwrap();
+        assert_eq!(got, n.to_ne_bytes());
+    }
+    stop.store(true, Ordering::Relaxed);
+    for poller in pollers {
+        poller.join().unwrap();
+    }
+    assert_eq!(here.roce_stats().unwrap().timeouts, 0);
+}
+
+#[tokio::test]
+async fn without_spinning_futures_sleep_and_are_woken() {
+    let options = DeviceOptions { spin: Duration::ZERO, ..quick() };
+    let (a, b) = patient_pair(options).await;
+    let (ma, mb) = (a.mr(1 << 20, 1), b.mr(1 << 20, 2));
+    for _ in 0..20 {
+        a.qp.write(ma.slice(0..1 << 20), mb.remote(0)).await.unwrap();
+        a.qp.read(ma.slice(0..4096), mb.remote(8192)).await.unwrap();
+        let (got, sent) = tokio::join!(b.qp.recv(mb.slice(0..99)), a.qp.send(ma.slice(0..99)));
+        sent.unwrap();
+        got.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_cancelled_next_takes_nothing() {
+    let (a, b) = roce_pair().await;
+    for id in 0..50 {
+        b.qp.post_recv(RecvWr::new(id, [])).unwrap();
+    }
+    let mut got = Vec::new();
+    for id in 0..50 {
+        a.qp.post_send(SendWr::send(id, []).unsignaled()).unwrap();
+        // Cancelled at any stage: before, while and after it arrives.
+        for patience in 0..3 {
+            let wait = Duration::from_micros(patience * 20 + id);
+            if let Ok(wc) = tokio::time::timeout(wait, b.cq.next()).await {
+                got.push(wc.unwrap().id);
+            }
+        }
+    }
+    while got.len() < 50 {
+        got.push(b.wc().await.id);
+    }
+    assert_eq!(got, (0..50).collect::<Vec<_>>());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_armed_queue_wakes_who_sleeps() {
+    let (a, b) = roce_pair().await;
+    // As a C program does: sleep on something that the hook writes to.
+    let (tx, rx) = mpsc::channel();
+    let events = Arc::new(AtomicU32::new(0));
+    let counted = events.clone();
+    b.cq.on_event(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        let _ = tx.send(());
+    });
+    for id in 0..6 {
+        b.qp.post_recv(RecvWr::new(id, [])).unwrap();
+    }
+    // Right after spinning: the task has let go of the socket, and takes it back.
+    let mut wcs = [Wc::default()];
+    let until = Instant::now() + Duration::from_millis(5);
+    while Instant::now() < until {
+        assert_eq!(b.cq.poll(&mut wcs), 0);
+    }
+    b.cq.arm(false);
+    a.qp.post_send(SendWr::send(0, [])).unwrap();
+    let rx = tokio::task::spawn_blocking(move || {
+        rx.recv_timeout(LONG).unwrap();
+        rx
+    })
+    .await
+    .unwrap();
+    b.done(0).await;
+    b.cq.notified().await;
+
+    // Only what is solicited.
+    b.cq.arm(true);
+    a.qp.post_send(SendWr::send(1, [])).unwrap();
+    b.done(1).await;
+    assert!(rx.try_recv().is_err());
+    a.qp.post_send(SendWr::send(2, []).with_flags(SendFlags::SOLICITED)).unwrap();
+    tokio::time::timeout(LONG, b.cq.notified()).await.unwrap();
+    assert!(b.done(2).await.solicited);
+    tokio::task::spawn_blocking(move || rx.recv_timeout(LONG).unwrap()).await.unwrap();
+    assert_eq!(events.load(Ordering::Relaxed), 2);
+}
+
+#[tokio::test]
+async fn two_queues_each_get_their_own() {
+    let device = quick().open("udp://127.0.0.1:0").unwrap();
+    let listener = device.listen(Some(0)).await.unwrap();
+    let addr = listener.local_addr().to_string();
+    let mut options = quick();
+    options.roce.peer_udp_port = device.udp_addr().unwrap().port();
+    let here = options.open("udp://127.0.0.1:0").unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let (sends, recvs) = (device.create_cq(16).unwrap(), device.create_cq(16).unwrap());
+    let init = || QpInit { recv_cq: recvs.clone(), ..QpInit::new(&sends) };
+    let accept = async {
+        let request = listener.accept().await.unwrap();
+        request.accept(&pd, init(), b"").await.unwrap()
+    };
+    // Both devices complete into the same queues: each drives both sockets.
+    let own_pd = here.alloc_pd().unwrap();
+    let (a, b) = tokio::join!(here.connect(&addr, &own_pd, init(), b""), accept);
+    let a = a.unwrap();
+    for id in 0..20 {
+        b.post_recv(RecvWr::new(id, [])).unwrap();
+        a.post_send(SendWr::inline(id + 100, SendOp::Send, b"")).unwrap();
+        let wc = spin(&recvs);
+        assert_eq!((wc.id, wc.qpn), (id, b.qpn()));
+        let wc = spin(&sends);
+        assert_eq!((wc.id, wc.qpn), (id + 100, a.qpn()));
+    }
+}
+
+/// The device itself connects to itself: one socket, two queue pairs, one queue.
+#[tokio::test]
+async fn a_device_connected_to_itself() {
+    let probe = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let own = probe.local_addr().unwrap();
+    drop(probe);
+    let mut options = quick();
+    options.roce.peer_udp_port = own.port();
+    let device = options.open(&format!("udp://{own}")).unwrap();
+    let listener = device.listen(None).await.unwrap();
+    let (pd, cq) = (device.alloc_pd().unwrap(), device.create_cq(16).unwrap());
+    let accept =
+        async { listener.accept().await.unwrap().accept(&pd, QpInit::new(&cq), b"").await };
+    let connect = device.connect("127.0.0.1", &pd, QpInit::new(&cq), b"");
+    let (a, b) = tokio::join!(connect, accept);
+    let (a, b) = (a.unwrap(), b.unwrap());
+    b.post_recv(RecvWr::new(1, [])).unwrap();
+    a.post_send(SendWr::inline(2, SendOp::SendImm(5), b"")).unwrap();
+    let mut ids = [spin(&cq).id, spin(&cq).id];
+    ids.sort_unstable();
+    assert_eq!(ids, [1, 2]);
+    a.disconnect().await;
+    b.closed().await;
+}
