@@ -354,7 +354,7 @@ impl Qp {
                 if !train.is_empty() {
                     // What is short enough to be the last of the train rides along: an ACK costs
                     // no send call of its own.
-                    self.transmit_answers(mem, limit, train);
+                    self.transmit_answers(now, mem, limit, train);
                 }
             }
             if !train.is_empty() {
@@ -412,6 +412,7 @@ impl Qp {
             return;
         }
         self.state = QpState::Err;
+        self.rx.forget_kept();
         if !matches!(reason, Reason::Responder(_)) {
             self.rx.forget_answers();
         }
@@ -453,6 +454,7 @@ fn merged(old: &QpAttr, new: &QpAttr) -> QpAttr {
         retry_cnt: new.retry_cnt.or(old.retry_cnt),
         rnr_retry: new.rnr_retry.or(old.rnr_retry),
         migreq: new.migreq.or(old.migreq),
+        out_of_order: new.out_of_order.or(old.out_of_order),
     }
 }
 
@@ -485,5 +487,6 @@ fn in_force(given: &QpAttr) -> Attributes {
         retry_cnt: given.retry_cnt.unwrap_or(default.retry_cnt),
         rnr_retry: given.rnr_retry.unwrap_or(default.rnr_retry),
         migreq: given.migreq.unwrap_or(default.migreq),
+        out_of_order: given.out_of_order.unwrap_or(default.out_of_order),
     }
 }

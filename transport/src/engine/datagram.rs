@@ -1514,12 +1514,6 @@ async fn drive(driven: Driven) {
         } else if turn.worked {
             spin_until = now + engine.spin;
         }
-        if turn.more {
-            // One bounded turn after another, with the runtime's other tasks in between.
-            tokio::task::yield_now().await;
-            turn = engine.turn(clock.now());
-            continue;
-        }
         if engine.is_polled(&mut look, now) {
             armed = None;
             engine.unarmed.store(true, Ordering::SeqCst);
@@ -1533,6 +1527,12 @@ async fn drive(driven: Driven) {
             continue;
         }
         engine.unarmed.store(false, Ordering::SeqCst);
+        if turn.more {
+            // One bounded turn after another, with the runtime's other tasks in between.
+            tokio::task::yield_now().await;
+            turn = engine.turn(clock.now());
+            continue;
+        }
         if now < spin_until {
             tokio::task::yield_now().await;
             turn = engine.turn(clock.now());
