@@ -768,6 +768,12 @@ fn queue_pair_scripts() {
         RC,
         &[&long(8, 2), &SENT, &[4, 0, 0, 1, 0, 0, 0], &TIME, &SENT, &answer(2)],
     );
+    // Kept until what is missing comes: a WRITE, and a SEND behind it.
+    let keeps = [RC, 0x3f, 14, 0x10, 0, 0];
+    let [mut write, mut send] = [rdma(10, 0, 24).to_vec(), request(4).to_vec()];
+    (write[2], send[2]) = (0xd9, 0xda);
+    let late = rdma(10, 0, 24);
+    seed("roce_qp", "rc_out_of_order", &[&keeps, &RECV, &write, &send, &late, &SENT]);
     script("rc_no_receive", RC, &[&request(4), &SENT, &RECV, &request(4), &SENT]);
     script("rc_told_to_wait", RC, &[&inline(0), &SENT, &says(0xa1), &TIME, &SENT, &answer(1)]);
     script("rc_refused", RC, &[&rdma(10, 1, 24), &SENT, &request(4), &SENT]);

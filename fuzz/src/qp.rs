@@ -374,7 +374,9 @@ impl<'a> Script<'a> {
     fn collect(&mut self) {
         for (qpn, touch) in self.mem.take() {
             assert_eq!(qpn, QPN);
-            self.books.judge(touch, 1);
+            // Many requests may have waited for the one that came.
+            let kept = self.qp.attributes().out_of_order;
+            self.books.judge(touch, if kept { usize::MAX } else { 1 });
             let Touch::Remote(access, len) = touch else { continue };
             if len == 0 {
                 continue;
@@ -448,7 +450,7 @@ const STATES: [QpState; 6] =
 
 /// One octet each: the type (lower two bits), IPv6, ECN, credits, path MTU (upper three); retries
 /// and RNR retries; ACK time-out, with the upper three bits for READs and atomics outstanding;
-/// rights of the peer (ones take them away); PSNs, from 0x80 on close to where they wrap; window,
+/// rights of the peer (ones take them away), and bit 4, which keeps packets out of order; PSNs, from 0x80 on close to where they wrap; window,
 /// cadence of acknowledgements, and length of a train.
 fn settings(choices: &mut Choices<'_>) -> (Config, QpAttr, Window) {
     let [what, retries, time, rights, psn, window]: [u8; 6] =
@@ -459,6 +461,7 @@ fn settings(choices: &mut Choices<'_>) -> (Config, QpAttr, Window) {
     config.credits = what & 16 != 0;
     (config.max_send_wr, config.max_recv_wr) = (MOST_WORK, MOST_WORK);
     (config.max_sge, config.max_inline) = (MOST_PIECES, 64);
+    (config.max_kept, config.max_kept_octets) = (8, 3000);
     config.ack_every = u32::from(window & 3) * 2 + 1;
     config.max_train = [128, 128, 1, 7][usize::from(window >> 2 & 3)];
     let window = match window >> 4 {
@@ -495,6 +498,7 @@ fn settings(choices: &mut Choices<'_>) -> (Config, QpAttr, Window) {
         rnr_retry: Some(retries >> 3 & 7),
         max_rd_atomic: Some(depth),
         max_dest_rd_atomic: Some(depth),
+        out_of_order: Some(rights & 16 != 0),
         ..QpAttr::default()
     };
     (config, up, window)
@@ -514,6 +518,7 @@ mod tests {
             ("rc_messages_of_many_packets", 1, 600, 1),
             ("rc_loss", 1, 0, 9),
             ("rc_read_restarted", 1, 0, 2),
+            ("rc_out_of_order", 1, 48, 2),
             ("rc_no_receive", 1, 0, 2),
             ("rc_told_to_wait", 1, 0, 2),
             ("rc_refused", 0, 0, 2),
