@@ -590,7 +590,13 @@ impl Qp {
         if self.tx.frontier() > self.tx.una && self.tx.deadline.is_none() {
             self.tx.deadline = self.attr.ack_timeout().map(|timeout| now + timeout);
             // For ever is too long for the others.
-            if self.tx.deadline.is_none() && self.share.is_some() && self.tx.linger.is_none() {
+            // What was waived is not waived once more.
+            let mtu = self.attr.path_mtu.octets();
+            if self.tx.deadline.is_none()
+                && self.share.is_some()
+                && self.tx.linger.is_none()
+                && self.tx.flight(mtu) != Load::default()
+            {
                 self.tx.linger = Some(now + LINGER);
             }
         }

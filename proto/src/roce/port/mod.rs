@@ -291,6 +291,8 @@ impl Port {
             attr.local = Some(self.config.local);
         }
         let changed = slot.qp.modify(&attr);
+        // A notification is for the peer whose packets were marked.
+        slot.cnp_due &= slot.qp.state() != QpState::Reset;
         self.touch(qpn);
         Ok(changed?)
     }
@@ -584,7 +586,9 @@ impl Port {
     ) -> Option<Destination> {
         while let Some(qpn) = self.cnps.pop_front() {
             let Some(slot) = self.slots.get_mut(qpn) else { continue };
-            slot.cnp_due = false;
+            if !core::mem::take(&mut slot.cnp_due) {
+                continue;
+            }
             let (attr, scope) = (slot.qp.attributes(), slot.qp.config().scope);
             if matches!(slot.qp.state(), QpState::Reset | QpState::Init) {
                 continue;
