@@ -559,8 +559,8 @@ impl<'a> Script<'a> {
         for n in 0..most {
             let limits = match self.id % 3 {
                 0 => Limits::default(),
-                1 => Limits { max_packets: 1, max_octets: 1 },
-                _ => Limits { max_packets: 3, max_octets: 5000 },
+                1 => Limits { max_packets: 1, max_octets: 1, ..Limits::default() },
+                _ => Limits { max_packets: 3, max_octets: 5000, ..Limits::default() },
             };
             let sent = self.port.poll_transmit(self.now, &self.mem, limits, &mut self.train);
             let Some(destination) = sent else {

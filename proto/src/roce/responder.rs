@@ -175,6 +175,11 @@ impl Responder {
         self.answers.clear();
     }
 
+    /// Whether answers are to be sent.
+    pub(super) fn has_answers(&self) -> bool {
+        !self.answers.is_empty()
+    }
+
     pub(super) fn forget_kept(&mut self) {
         self.kept.clear();
         self.kept_octets = 0;
