@@ -1,19 +1,24 @@
-//! The bare TCP socket, measured in the same run as userdma: what a ratio is taken against.
+//! The bare socket, TCP or UDP, measured in the same run as userdma: what a ratio is taken against.
 //!
-//! Two processes, as with userdma itself. The client sends a head and does its part; the server
-//! measures what it receives by its own clock:
+//! Two processes, as with userdma itself. The client connects over TCP, sends a head and does its
+//! part; the server does the other one:
 //!
 //! ```text
-//!  0       4        8        12
-//! | shape | there  | back   | milliseconds     (u32 each, big endian)
+//!  0        4       8       12      16        20     24
+//! | socket | shape | there | back  | segment | port | milliseconds     (u32 each, big endian)
 //! ```
 //!
 //! | shape | client | server |
 //! |---|---|---|
-//! | 1 stream | writes of `there` octets, each one call | reads of as much, counts |
-//! | 2 stream back | reads, counts | writes of `back` octets |
-//! | 3 messages | writes of `there` octets, each one call | reads into a big buffer, counts |
+//! | 1 stream | sends, by calls of `there` octets | receives, counts by its own clock |
+//! | 2 stream back | receives, counts | sends, by calls of `back` octets |
+//! | 3 messages | sends messages of `there` octets, each one call | receives, counts |
 //! | 4 ping-pong | `there` octets, waits for `back` | the other way; both spin |
+//!
+//! With TCP (socket 6) all goes over that connection, and the last two fields before the
+//! milliseconds are 0. With UDP (socket 17) see [`udp`].
+
+mod udp;
 
 use std::{
     io::{self, ErrorKind, Read, Write},
@@ -28,16 +33,22 @@ use hdrhistogram::Histogram;
 use serde_json::json;
 
 use crate::{
+    common::Transport,
     output,
     session::{Measure, PerfOp, Reader},
 };
 
-/// Octets of the head, and of the server's result (octets received, nanoseconds).
-const HEAD: usize = 16;
+/// Octets of the head.
+const HEAD: usize = 28;
+/// Octets of the server's result: octets received, nanoseconds.
+const RESULT: usize = 16;
 /// The receiver's buffer where messages are small.
 const BIG: usize = 1 << 20;
-/// Largest message taken.
-const MAX: u32 = (16 << 20) + 64;
+/// Largest message taken: 16 MiB, and 16 octets of headers to each 256.
+const MAX: u32 = (16 << 20) / 16 * 17 + 64;
+
+/// Path MTU that UDP is measured at, unless told otherwise: octets of payload in a packet.
+pub(crate) const MTU: u32 = 4096;
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,9 +63,12 @@ enum Shape {
 /// One measurement of the bare socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bare {
+    transport: Transport,
     shape: Shape,
     there: u32,
     back: u32,
+    /// Octets of a datagram; 0 with TCP.
+    segment: u32,
     millis: u32,
     /// Whether the latency is that of one way.
     half: bool,
@@ -76,53 +90,62 @@ const ATOMIC_RESPONSE: u32 = 12;
 const READ_REQUEST: u32 = 28;
 
 impl Bare {
-    /// The counterpart of measuring `measure` of `op`.
-    pub(crate) fn new(op: PerfOp, measure: Measure, size: u32, millis: u32) -> Self {
-        let (shape, there, back) = match (measure, op) {
-            (Measure::Bandwidth, PerfOp::Read) => (Shape::StreamBack, 0, size),
-            (Measure::Bandwidth, _) => (Shape::Stream, size, 0),
-            // The wire size of the message that carries the payload.
-            (Measure::Rate, PerfOp::Send) => (Shape::Messages, fpdu(UNTAGGED, size), 0),
-            (Measure::Rate, PerfOp::Write | PerfOp::Read) => {
-                (Shape::Messages, fpdu(TAGGED, size), 0)
-            }
-            (Measure::Rate, PerfOp::Atomic) => {
-                (Shape::Messages, fpdu(UNTAGGED, ATOMIC_RESPONSE), 0)
-            }
-            (Measure::Latency, PerfOp::Send | PerfOp::Write) => {
-                (Shape::PingPong, size.max(1), size.max(1))
-            }
-            // What the program says and gets, without any headers.
-            (Measure::Latency, PerfOp::Read) => (Shape::PingPong, READ_REQUEST, size.max(1)),
-            (Measure::Latency, PerfOp::Atomic) => {
-                (Shape::PingPong, ATOMIC_REQUEST, ATOMIC_RESPONSE)
-            }
+    /// The counterpart of measuring `measure` of `op` over `transport`, for `millis`. `mtu` is the
+    /// RDMA path MTU, for UDP alone.
+    pub(crate) fn new(
+        transport: Transport,
+        op: PerfOp,
+        measure: Measure,
+        size: u32,
+        mtu: u32,
+        millis: u32,
+    ) -> Self {
+        let (shape, there, back, segment) = match transport {
+            Transport::Iwarp => tcp_shape(op, measure, size),
+            Transport::Roce => udp::shape(op, measure, size, mtu),
         };
         let half = matches!(op, PerfOp::Send | PerfOp::Write);
-        Self { shape, there, back, millis, half }
+        Self { transport, shape, there, back, segment, millis, half }
     }
 
-    fn head(self) -> [u8; HEAD] {
+    /// `port` is the client's UDP port; 0 with TCP.
+    fn head(self, port: u16) -> [u8; HEAD] {
+        let socket = match self.transport {
+            Transport::Iwarp => IPPROTO_TCP,
+            Transport::Roce => IPPROTO_UDP,
+        };
+        let Self { shape, there, back, segment, millis, .. } = self;
         let mut head = [0; HEAD];
-        let fields = [self.shape as u32, self.there, self.back, self.millis];
+        let fields = [socket, shape as u32, there, back, segment, port.into(), millis];
         for (place, field) in head.chunks_mut(4).zip(fields) {
             place.copy_from_slice(&field.to_be_bytes());
         }
         head
     }
 
-    fn from_head(head: &[u8; HEAD]) -> Result<Self> {
+    /// What a head says, and the client's UDP port.
+    fn from_head(head: &[u8; HEAD]) -> Result<(Self, u16)> {
         let mut r = Reader(head);
+        let transport = match r.u32()? {
+            IPPROTO_TCP => Transport::Iwarp,
+            IPPROTO_UDP => Transport::Roce,
+            other => bail!("unknown socket {other}"),
+        };
         let shape = r.u32()?;
         let shape = [Shape::Stream, Shape::StreamBack, Shape::Messages, Shape::PingPong]
             .into_iter()
             .find(|s| *s as u32 == shape)
             .with_context(|| format!("unknown shape {shape}"))?;
-        let (there, back, millis) = (r.u32()?, r.u32()?, r.u32()?);
+        let (there, back, segment, port) = (r.u32()?, r.u32()?, r.u32()?, r.u32()?);
+        let millis = r.u32()?;
         if there > MAX || back > MAX {
             bail!("messages of {there} and {back} octets: at most {MAX}");
         }
-        Ok(Self { shape, there, back, millis, half: false })
+        let Ok(port) = u16::try_from(port) else { bail!("no UDP port: {port}") };
+        if transport == Transport::Roce {
+            udp::check(segment, port)?;
+        }
+        Ok((Self { transport, shape, there, back, segment, millis, half: false }, port))
     }
 
     /// Measures against a bare server at `addr`: GB/s, million messages per second, or
@@ -134,54 +157,28 @@ impl Bare {
     fn client(self, addr: SocketAddr) -> Result<f64> {
         let mut tcp = TcpStream::connect(addr)?;
         tcp.set_nodelay(true)?;
-        tcp.write_all(&self.head())?;
-        let deadline = Instant::now() + Duration::from_millis(self.millis.into());
+        if self.transport == Transport::Roce {
+            return udp::client(self, tcp);
+        }
+        tcp.write_all(&self.head(0))?;
+        let deadline = self.deadline();
         match self.shape {
             Shape::Stream | Shape::Messages => {
                 write_until(&mut tcp, self.there, deadline)?;
                 tcp.shutdown(std::net::Shutdown::Write)?;
-                let mut result = [0; HEAD];
-                tcp.read_exact(&mut result)?;
-                let mut r = Reader(&result);
-                let (octets, nanos) = (r.u64()? as f64, r.u64()?.max(1) as f64);
-                Ok(match self.shape {
-                    Shape::Messages => octets / f64::from(self.there) / nanos * 1e3,
-                    _ => octets / nanos,
-                })
+                self.figure(read_result(&mut tcp)?)
             }
-            Shape::StreamBack => {
-                let (octets, time) = read_to_end(&mut tcp, self.back as usize)?;
-                Ok(octets as f64 / time.as_nanos().max(1) as f64)
-            }
+            Shape::StreamBack => self.figure(read_to_end(&mut tcp, self.back as usize)?),
             Shape::PingPong => {
                 tcp.set_nonblocking(true)?;
                 let (there, mut back) = (vec![7; self.there as usize], vec![0; self.back as usize]);
-                let mut times = histogram()?;
-                let mut last = Instant::now();
-                for n in 0_u64.. {
+                self.round_trips(deadline, |_| {
                     spin_write(&mut tcp, &there)?;
                     if !spin_read(&mut tcp, &mut back)? {
                         bail!("the bare server closed");
                     }
-                    let now = Instant::now();
-                    if n >= WARM_UP {
-                        times.saturating_record((now - last).as_nanos() as u64);
-                    }
-                    last = now;
-                    // Two spinning processes on a busy machine may need longer than they have.
-                    if now >= deadline && times.len() >= MIN_SAMPLES {
-                        break;
-                    }
-                    if now >= deadline + PATIENCE {
-                        bail!(
-                            "{} round trips in {} s, a median needs {MIN_SAMPLES}: the machine is busy",
-                            times.len(),
-                            PATIENCE.as_secs()
-                        );
-                    }
-                }
-                let ways = if self.half { 2.0 } else { 1.0 };
-                Ok(times.value_at_quantile(0.5) as f64 / ways / 1e3)
+                    Ok(true)
+                })
             }
         }
     }
@@ -190,15 +187,10 @@ impl Bare {
         match self.shape {
             Shape::Stream | Shape::Messages => {
                 let room = if self.shape == Shape::Messages { BIG } else { self.there as usize };
-                let (octets, time) = read_to_end(tcp, room)?;
-                let mut result = octets.to_be_bytes().to_vec();
-                result.extend((time.as_nanos() as u64).to_be_bytes());
-                tcp.write_all(&result)?;
+                let received = read_to_end(tcp, room)?;
+                write_result(tcp, received)?;
             }
-            Shape::StreamBack => {
-                let deadline = Instant::now() + Duration::from_millis(self.millis.into());
-                write_until(tcp, self.back, deadline)?;
-            }
+            Shape::StreamBack => write_until(tcp, self.back, self.deadline())?,
             Shape::PingPong => {
                 tcp.set_nonblocking(true)?;
                 let (mut there, back) = (vec![0; self.there as usize], vec![7; self.back as usize]);
@@ -209,6 +201,75 @@ impl Bare {
         }
         Ok(())
     }
+
+    /// When the sending side is done, if it starts now.
+    fn deadline(self) -> Instant {
+        Instant::now() + Duration::from_millis(self.millis.into())
+    }
+
+    /// GB/s, or million messages per second, of the octets that arrived.
+    fn figure(self, (octets, time): (u64, Duration)) -> Result<f64> {
+        let (octets, nanos) = (octets as f64, time.as_nanos().max(1) as f64);
+        Ok(match self.shape {
+            Shape::Messages => octets / f64::from(self.there) / nanos * 1e3,
+            _ => octets / nanos,
+        })
+    }
+
+    /// The median of the rounds that `round` makes until `deadline`, in microseconds: of the one
+    /// way or of both. `round` is given a number, and says whether the round may be counted.
+    fn round_trips(
+        self,
+        deadline: Instant,
+        mut round: impl FnMut(u64) -> Result<bool>,
+    ) -> Result<f64> {
+        let mut times = histogram()?;
+        let mut last = Instant::now();
+        for n in 0_u64.. {
+            let counts = round(n)?;
+            let now = Instant::now();
+            if counts && n >= WARM_UP {
+                times.saturating_record((now - last).as_nanos() as u64);
+            }
+            last = now;
+            // Two spinning processes on a busy machine may need longer than they have.
+            if now >= deadline && times.len() >= MIN_SAMPLES {
+                break;
+            }
+            if now >= deadline + PATIENCE {
+                bail!(
+                    "{} round trips in {} s, a median needs {MIN_SAMPLES}: the machine is busy",
+                    times.len(),
+                    PATIENCE.as_secs()
+                );
+            }
+        }
+        let ways = if self.half { 2.0 } else { 1.0 };
+        Ok(times.value_at_quantile(0.5) as f64 / ways / 1e3)
+    }
+}
+
+/// The protocols' numbers in an IP header.
+const IPPROTO_TCP: u32 = 6;
+const IPPROTO_UDP: u32 = 17;
+
+/// Shape, octets there and back; datagrams have no size.
+fn tcp_shape(op: PerfOp, measure: Measure, size: u32) -> (Shape, u32, u32, u32) {
+    let (shape, there, back) = match (measure, op) {
+        (Measure::Bandwidth, PerfOp::Read) => (Shape::StreamBack, 0, size),
+        (Measure::Bandwidth, _) => (Shape::Stream, size, 0),
+        // The wire size of the message that carries the payload.
+        (Measure::Rate, PerfOp::Send) => (Shape::Messages, fpdu(UNTAGGED, size), 0),
+        (Measure::Rate, PerfOp::Write | PerfOp::Read) => (Shape::Messages, fpdu(TAGGED, size), 0),
+        (Measure::Rate, PerfOp::Atomic) => (Shape::Messages, fpdu(UNTAGGED, ATOMIC_RESPONSE), 0),
+        (Measure::Latency, PerfOp::Send | PerfOp::Write) => {
+            (Shape::PingPong, size.max(1), size.max(1))
+        }
+        // What the program says and gets, without any headers.
+        (Measure::Latency, PerfOp::Read) => (Shape::PingPong, READ_REQUEST, size.max(1)),
+        (Measure::Latency, PerfOp::Atomic) => (Shape::PingPong, ATOMIC_REQUEST, ATOMIC_RESPONSE),
+    };
+    (shape, there, back, 0)
 }
 
 /// Rounds that are not counted: caches and the socket's buffers settle.
@@ -251,6 +312,20 @@ fn read_to_end(tcp: &mut TcpStream, room: usize) -> io::Result<(u64, Duration)> 
             Err(e) => return Err(e),
         }
     }
+}
+
+fn write_result(tcp: &mut TcpStream, (octets, time): (u64, Duration)) -> io::Result<()> {
+    let mut result = octets.to_be_bytes().to_vec();
+    result.extend((time.as_nanos() as u64).to_be_bytes());
+    tcp.write_all(&result)
+}
+
+/// Octets received, and how long it took.
+fn read_result(tcp: &mut TcpStream) -> Result<(u64, Duration)> {
+    let mut result = [0; RESULT];
+    tcp.read_exact(&mut result)?;
+    let mut r = Reader(&result);
+    Ok((r.u64()?, Duration::from_nanos(r.u64()?)))
 }
 
 /// Whether a non-blocking call is to be tried again at once.
@@ -309,7 +384,11 @@ fn one(tcp: &mut TcpStream) -> Result<()> {
     tcp.set_nodelay(true)?;
     let mut head = [0; HEAD];
     tcp.read_exact(&mut head)?;
-    Bare::from_head(&head)?.serve(tcp)
+    let (bare, port) = Bare::from_head(&head)?;
+    match bare.transport {
+        Transport::Iwarp => bare.serve(tcp),
+        Transport::Roce => udp::serve(bare, tcp, port),
+    }
 }
 
 #[cfg(test)]
@@ -329,19 +408,40 @@ mod tests {
         assert_eq!(fpdu(TAGGED, 64), 84);
     }
 
+    const BOTH: [Transport; 2] = [Transport::Iwarp, Transport::Roce];
+
     #[test]
     fn heads_survive_the_way() {
         let all = [PerfOp::Send, PerfOp::Write, PerfOp::Read, PerfOp::Atomic];
-        for op in all {
+        for transport in BOTH {
+            for op in all {
+                for measure in [Measure::Bandwidth, Measure::Latency, Measure::Rate] {
+                    let bare = Bare::new(transport, op, measure, 8, MTU, 5);
+                    let (read, port) = Bare::from_head(&bare.head(9)).unwrap();
+                    assert_eq!(read, Bare { half: false, ..bare });
+                    assert_eq!(port, 9);
+                }
+            }
+            assert!(Bare::from_head(&[0; HEAD]).is_err());
+            let bare = Bare::new(transport, PerfOp::Send, Measure::Rate, 8, MTU, 5);
+            assert!(Bare::from_head(&Bare { there: MAX + 1, ..bare }.head(9)).is_err());
+            assert!(Bare::from_head(&Bare { back: MAX + 1, ..bare }.head(9)).is_err());
+            let mut head = bare.head(9);
+            head[20] = 1;
+            assert!(Bare::from_head(&head).is_err(), "a port above 65535");
+        }
+    }
+
+    /// The largest message that perf takes is one that the server takes, at the smallest MTU.
+    #[test]
+    fn the_largest_message_is_taken() {
+        for transport in BOTH {
             for measure in [Measure::Bandwidth, Measure::Latency, Measure::Rate] {
-                let bare = Bare::new(op, measure, 8, 5);
-                let read = Bare::from_head(&bare.head()).unwrap();
-                assert_eq!(read, Bare { half: false, ..bare });
+                let size = crate::session::MAX_SIZE;
+                let bare = Bare::new(transport, PerfOp::Write, measure, size, 256, 5);
+                assert!(Bare::from_head(&bare.head(9)).is_ok(), "{bare:?}");
             }
         }
-        assert!(Bare::from_head(&[0; HEAD]).is_err());
-        let huge = Bare { there: MAX + 1, ..Bare::new(PerfOp::Send, Measure::Rate, 8, 5) };
-        assert!(Bare::from_head(&huge.head()).is_err());
     }
 
     #[test]
@@ -358,15 +458,27 @@ mod tests {
     fn every_shape_gives_a_figure() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let addr = listener.local_addr().unwrap();
-        let shapes = [
-            Bare::new(PerfOp::Write, Measure::Bandwidth, 65536, 20),
-            Bare::new(PerfOp::Read, Measure::Bandwidth, 65536, 20),
-            Bare::new(PerfOp::Write, Measure::Rate, 8, 20),
-            Bare::new(PerfOp::Send, Measure::Latency, 64, 20),
-        ];
-        let server = thread::spawn(move || {
-            for _ in shapes {
-                one(&mut listener.accept().unwrap().0).unwrap();
+        let shapes = BOTH.map(|transport| {
+            [
+                Bare::new(transport, PerfOp::Write, Measure::Bandwidth, 65536, MTU, 20),
+                Bare::new(transport, PerfOp::Read, Measure::Bandwidth, 65536, MTU, 20),
+                Bare::new(transport, PerfOp::Write, Measure::Bandwidth, 1, MTU, 20),
+                Bare::new(transport, PerfOp::Write, Measure::Rate, 8, MTU, 20),
+                Bare::new(transport, PerfOp::Send, Measure::Rate, 0, MTU, 20),
+                Bare::new(transport, PerfOp::Write, Measure::Rate, 100_001, MTU, 20),
+                Bare::new(transport, PerfOp::Send, Measure::Latency, 64, MTU, 20),
+                Bare::new(transport, PerfOp::Send, Measure::Latency, 0, MTU, 20),
+                Bare::new(transport, PerfOp::Read, Measure::Latency, 100_001, MTU, 20),
+                Bare::new(transport, PerfOp::Atomic, Measure::Latency, 8, MTU, 20),
+            ]
+        });
+        let shapes = shapes.as_flattened().to_vec();
+        let server = thread::spawn({
+            let shapes = shapes.clone();
+            move || {
+                for _ in shapes {
+                    one(&mut listener.accept().unwrap().0).unwrap();
+                }
             }
         });
         for bare in shapes {
@@ -378,5 +490,60 @@ mod tests {
             }
         }
         server.join().unwrap();
+    }
+
+    /// A client that goes away in the middle does not keep the server.
+    #[test]
+    fn the_server_goes_on_when_a_client_has_gone() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = listener.local_addr().unwrap();
+        let bares = BOTH.map(|transport| {
+            [
+                Bare::new(transport, PerfOp::Send, Measure::Latency, 64, MTU, 600_000),
+                Bare::new(transport, PerfOp::Write, Measure::Rate, 8, MTU, 600_000),
+                Bare::new(transport, PerfOp::Read, Measure::Bandwidth, 65536, MTU, 600_000),
+            ]
+        });
+        for bare in bares.as_flattened() {
+            let mut client = TcpStream::connect(addr).unwrap();
+            client.write_all(&bare.head(9)).unwrap();
+            let mut served = listener.accept().unwrap().0;
+            let server = thread::spawn(move || one(&mut served));
+            if bare.transport == Transport::Roce {
+                client.read_exact(&mut [0; 4]).unwrap();
+            }
+            drop(client);
+            // That is an end like any other, or an error of the connection.
+            let _ = server.join().unwrap();
+        }
+    }
+
+    /// Prints what this machine's sockets do; between two threads, which makes no difference to
+    /// them. With `--release -- --ignored --nocapture`.
+    #[test]
+    #[ignore = "takes 20 s and says something on a quiet machine alone"]
+    fn figures_of_this_machine() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = listener.local_addr().unwrap();
+        thread::spawn(move || {
+            while let Ok((mut tcp, _)) = listener.accept() {
+                one(&mut tcp).unwrap();
+            }
+        });
+        for (op, measure, size, unit) in [
+            (PerfOp::Write, Measure::Bandwidth, 1 << 20, "GB/s"),
+            (PerfOp::Read, Measure::Bandwidth, 1 << 20, "GB/s"),
+            (PerfOp::Send, Measure::Latency, 64, "us"),
+            (PerfOp::Write, Measure::Rate, 8, "M msg/s"),
+        ] {
+            for transport in BOTH {
+                let figures = [(); 3].map(|()| {
+                    Bare::new(transport, op, measure, size, MTU, 800).measure(addr).unwrap()
+                });
+                let name = transport.name();
+                println!("{} {size} {name}: {figures:.3?} {unit}", op.name());
+                assert!(figures.iter().all(|figure| *figure > 0.0));
+            }
+        }
     }
 }

@@ -27,13 +27,16 @@ pub(crate) struct ServerProcess {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
     target: Target,
+    udp_port: Option<u16>,
+    counters: Option<Value>,
 }
 
 impl ServerProcess {
     /// Starts this very executable as a server, with `extra` arguments, and waits until it
     /// listens.
-    pub(crate) async fn start(extra: &[String]) -> Result<Self> {
-        let args = ["serve", "--listen", "127.0.0.1:0", "--json", "--until-stdin-closes"];
+    pub(crate) async fn start(ipv6: bool, extra: &[String]) -> Result<Self> {
+        let listen = if ipv6 { "[::1]:0" } else { "127.0.0.1:0" };
+        let args = ["serve", "--listen", listen, "--json", "--until-stdin-closes"];
         Self::spawn(args.iter().map(|s| (*s).to_owned()).chain(extra.iter().cloned())).await
     }
 
@@ -58,13 +61,23 @@ impl ServerProcess {
             .map_err(|_| anyhow!("the server did not listen within {} s", PATIENCE.as_secs()))?
             .context("cannot read from the server")?
             .ok_or_else(|| anyhow!("the server ended before it listened"))?;
-        let target = listening(&first)?;
-        Ok(Self { child, lines, target })
+        let (target, udp_port) = listening(&first)?;
+        Ok(Self { child, lines, target, udp_port, counters: None })
     }
 
     /// Where it listens.
     pub(crate) const fn target(&self) -> &Target {
         &self.target
+    }
+
+    /// Its UDP port, of RoCE.
+    pub(crate) const fn udp_port(&self) -> Option<u16> {
+        self.udp_port
+    }
+
+    /// The counters of its summary, once it has ended.
+    pub(crate) const fn counters(&self) -> Option<&Value> {
+        self.counters.as_ref()
     }
 
     /// What it last said went wrong, if it says so soon; for an error that this side only sees as
@@ -83,6 +96,7 @@ impl ServerProcess {
         let end = async {
             while let Some(line) = self.lines.next_line().await? {
                 last_error = error_of(&line).or(last_error.take());
+                self.counters = counters_of(&line).or(self.counters.take());
             }
             self.child.wait().await
         };
@@ -106,8 +120,14 @@ fn error_of(line: &str) -> Option<String> {
     (event["event"] == "error").then(|| event["error"].as_str().map(str::to_owned))?
 }
 
-/// The address in a server's first line.
-fn listening(line: &str) -> Result<Target> {
+/// The counters in a server's line, if it is its summary.
+fn counters_of(line: &str) -> Option<Value> {
+    let mut event: Value = serde_json::from_str(line).ok()?;
+    (event["event"] == "summary").then(|| event["counters"].take())
+}
+
+/// The address in a server's first line, and the UDP port of RoCE.
+fn listening(line: &str) -> Result<(Target, Option<u16>)> {
     let event: Value = serde_json::from_str(line)
         .with_context(|| format!("the server's first line is no JSON: {line:?}"))?;
     if event["event"] != "listening" {
@@ -121,7 +141,8 @@ fn listening(line: &str) -> Result<Target> {
         .as_u64()
         .and_then(|port| port.try_into().ok())
         .with_context(|| format!("no port in the server's first line: {line}"))?;
-    Ok(Target { host: crate::common::Host::Addr(host), port })
+    let udp_port = event["udp_port"].as_u64().and_then(|port| port.try_into().ok());
+    Ok((Target { host: crate::common::Host::Addr(host), port }, udp_port))
 }
 
 #[cfg(test)]
@@ -131,9 +152,10 @@ mod tests {
     #[test]
     fn the_first_line_tells_the_address() {
         let line = r#"{"event":"listening","transport":"iwarp","addr":"127.0.0.1","port":4711,"udp_port":null}"#;
-        assert_eq!(listening(line).unwrap().to_string(), "127.0.0.1:4711");
-        let line = line.replace("127.0.0.1", "::1");
-        assert_eq!(listening(&line).unwrap().to_string(), "[::1]:4711");
+        let read = |line: &str| listening(line).map(|(to, udp)| (to.to_string(), udp)).unwrap();
+        assert_eq!(read(line), ("127.0.0.1:4711".into(), None));
+        let line = line.replace("127.0.0.1", "::1").replace("null", "4791");
+        assert_eq!(read(&line), ("[::1]:4711".into(), Some(4791)));
     }
 
     #[test]

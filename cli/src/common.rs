@@ -14,9 +14,13 @@ use tokio::{net::lookup_host, time::timeout};
 use userdma::{
     CloseReason, Cq, Device, Error, MpaOptions, Pd, Qp, QpInit, Wc,
     proto::iwarp::{Established, Stats},
+    udp::ROCE_PORT,
 };
 
-use crate::Usage;
+use crate::{
+    Usage,
+    roce::{self, Roce},
+};
 
 /// The port that `serve` listens on and the clients go to, unless told otherwise.
 pub(crate) const DEFAULT_PORT: u16 = 7174;
@@ -40,7 +44,7 @@ pub(crate) async fn within<T>(
 pub(crate) enum Transport {
     /// MPA, DDP and RDMAP over TCP.
     Iwarp,
-    /// InfiniBand transport over UDP (RoCEv2): not built yet.
+    /// InfiniBand transport over UDP (RoCEv2).
     Roce,
 }
 
@@ -87,6 +91,8 @@ pub(crate) struct Common {
     /// iWARP: peer-to-peer start-up (RFC 6581), in which the responder may send first
     #[arg(long)]
     pub(crate) p2p: bool,
+    #[command(flatten)]
+    pub(crate) roce: Roce,
     /// Say more: what the start-up settled, counters at the end; ping and serve: the data
     #[arg(short, long)]
     pub(crate) verbose: bool,
@@ -95,10 +101,25 @@ pub(crate) struct Common {
 impl Common {
     /// Refuses what is not there, before anything starts.
     pub(crate) fn check(&self) -> Result<()> {
-        if self.transport == Transport::Roce {
-            return Err(Usage(
-                "--transport roce is not built yet: use --transport iwarp (the default)".into(),
-            )
+        let iwarps = [
+            ("--crc off", self.crc == OnOff::Off),
+            ("--mpa-rev 1", self.mpa_rev != 2),
+            ("--markers", self.markers),
+            ("--p2p", self.p2p),
+        ];
+        let foreign = match self.transport {
+            Transport::Iwarp => self.roce.given().map(|switch| (switch, Transport::Roce)),
+            Transport::Roce => iwarps
+                .into_iter()
+                .find(|(_, given)| *given)
+                .map(|(switch, _)| (switch, Transport::Iwarp)),
+        };
+        if let Some((switch, owner)) = foreign {
+            return Err(Usage(format!(
+                "{switch} means nothing to {}: leave it out, or give --transport {}",
+                self.transport.name(),
+                owner.name()
+            ))
             .into());
         }
         if self.p2p && self.mpa_rev == 1 {
@@ -131,12 +152,45 @@ impl Common {
         if self.p2p {
             args.push("--p2p".into());
         }
+        if self.transport == Transport::Roce {
+            args.extend(self.roce.to_args());
+        }
+        if self.verbose {
+            args.push("--verbose".into());
+        }
         args
     }
 
-    /// The device's address for a socket at `addr`.
-    pub(crate) fn device_uri(&self, addr: SocketAddr) -> String {
-        format!("{}://{addr}", self.transport.scheme())
+    /// The same switches for a client whose server, of our own, is at this UDP port.
+    pub(crate) fn for_local(&self, udp_port: Option<u16>) -> Self {
+        let mut common = self.clone();
+        if let Some(port) = udp_port {
+            common.roce.peer_udp_port = port;
+            common.roce.udp_port.get_or_insert(0);
+        }
+        common
+    }
+
+    /// A device that listens at `addr`: of RoCE the port is that of the rdma_cm.
+    pub(crate) fn listener(&self, addr: SocketAddr) -> Result<Device> {
+        let mut addr = addr;
+        if self.transport == Transport::Roce {
+            addr.set_port(self.roce.udp_port.unwrap_or(ROCE_PORT));
+        }
+        Ok(self.roce.options().open(&format!("{}://{addr}", self.transport.scheme()))?)
+    }
+
+    /// A device for a connection to `peer`.
+    fn client(&self, peer: SocketAddr) -> Result<Device> {
+        if self.transport == Transport::Roce {
+            return self.roce.client(peer);
+        }
+        let unspecified = match peer {
+            SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        };
+        let addr = SocketAddr::new(unspecified, 0);
+        Ok(Device::open(&format!("{}://{addr}", self.transport.scheme()))?)
     }
 }
 
@@ -189,8 +243,8 @@ impl FromStr for Target {
     }
 }
 
-/// The host and the text after its colon, if there is one.
-fn split_port(text: &str) -> Result<(Host, Option<&str>), String> {
+/// The host of `HOST[:PORT]` and the text after its colon, if there is one.
+pub(crate) fn split_port(text: &str) -> Result<(Host, Option<&str>), String> {
     if let Some(rest) = text.strip_prefix('[') {
         let (literal, rest) =
             rest.split_once(']').ok_or("the bracket '[' is not closed: write [::1]:7174")?;
@@ -280,6 +334,8 @@ impl Target {
 /// Everything about one connection.
 #[derive(Clone)]
 pub(crate) struct Link {
+    /// What it is a connection of.
+    pub(crate) dev: Device,
     /// The protection domain of its queue pair.
     pub(crate) pd: Pd,
     /// Completions of sends.
@@ -334,19 +390,15 @@ pub(crate) async fn connect(
 ) -> Result<Link> {
     let mut last = None;
     for peer in target.resolve().await? {
-        let unspecified = match peer {
-            SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-            SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
-        };
-        let dev = Device::open(&common.device_uri(SocketAddr::new(unspecified, 0)))?;
+        let dev = common.client(peer)?;
         let pd = dev.alloc_pd()?;
         let init = shape.queues(&dev, common)?;
         let (send_cq, recv_cq) = (init.send_cq.clone(), init.recv_cq.clone());
         match dev.connect(&peer.to_string(), &pd, init, private_data).await {
             Ok(qp) => {
-                return Ok(Link { pd, send_cq, recv_cq, qp });
+                return Ok(Link { dev, pd, send_cq, recv_cq, qp });
             }
-            Err(e @ Error::Startup { .. }) => return Err(e.into()),
+            Err(e @ (Error::Startup { .. } | Error::Rejected { .. })) => return Err(e.into()),
             Err(e) => last = Some(e),
         }
     }
@@ -363,8 +415,9 @@ pub(crate) fn check_wc(wc: &Wc, what: &str) -> Result<()> {
         return Ok(());
     }
     if wc.vendor_err != 0 {
-        // The first two octets of the Terminate: layer and type, code (RFC 5040 §4.8).
-        bail!("{what} ended with: {} (Terminate {:#06x})", wc.status, wc.vendor_err);
+        // iWARP: the first two octets of the Terminate, layer and type, code (RFC 5040 §4.8).
+        // RoCE: the syndrome of the NAK (IBTA vol. 1, table 45).
+        bail!("{what} ended with: {} (the peer's code {:#06x})", wc.status, wc.vendor_err);
     }
     bail!("{what} ended with: {}", wc.status);
 }
@@ -383,7 +436,11 @@ pub(crate) fn reason_text(reason: &CloseReason) -> String {
         CloseReason::Graceful => "closed in order".into(),
         CloseReason::TerminateReceived(t) => format!("the peer sent a Terminate: {t}"),
         CloseReason::TerminateSent(t) => format!("the peer broke a rule, it was told: {t}"),
-        CloseReason::Lost => "TCP was reset or lost".into(),
+        CloseReason::Lost => "the peer has gone".into(),
+        CloseReason::WorkFailed => "work of this side failed".into(),
+        CloseReason::NakSent(syndrome) => {
+            format!("the peer broke a rule, it was told by a NAK: {syndrome:?}")
+        }
         CloseReason::Aborted => "aborted by this side".into(),
         CloseReason::SourceRevoked => "memory was deregistered while it was being sent".into(),
         other => format!("{other:?}"),
@@ -397,8 +454,56 @@ pub(crate) async fn close(qp: &Qp) {
     }
 }
 
-/// What the start-up settled, for `-v`.
-pub(crate) fn settled(e: &Established) -> String {
+/// What a connection moved so far.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moved {
+    /// FPDUs or packets, both ways.
+    pub(crate) packets: u64,
+    /// Octets of payload that were placed here.
+    pub(crate) octets_received: u64,
+    /// Octets of payload that left.
+    pub(crate) octets_sent: u64,
+}
+
+impl Link {
+    /// What it moved so far.
+    pub(crate) fn moved(&self) -> Moved {
+        match self.qp.roce_stats() {
+            Some(s) => Moved {
+                packets: s.packets_sent.wrapping_add(s.packets_received),
+                octets_received: s.payload_received,
+                octets_sent: s.payload_sent,
+            },
+            None => {
+                let s = self.qp.stats();
+                Moved {
+                    packets: s.fpdus_sent.wrapping_add(s.fpdus_received),
+                    octets_received: s.payload_received,
+                    octets_sent: s.payload_sent,
+                }
+            }
+        }
+    }
+
+    /// What the start-up settled, for `-v`; `None` before.
+    pub(crate) fn settled(&self) -> Option<String> {
+        match self.qp.terms() {
+            Some(terms) => Some(roce::settled(&terms)),
+            None => self.qp.established().as_ref().map(settled),
+        }
+    }
+
+    /// The counters, as a line of `-v`: of RoCE those of the device.
+    pub(crate) fn counters(&self) -> String {
+        match self.dev.roce_stats() {
+            Some(stats) => roce::counters(&stats),
+            None => counters(&self.qp.stats()),
+        }
+    }
+}
+
+/// What the start-up of iWARP settled.
+fn settled(e: &Established) -> String {
     format!(
         "MPA revision {}, CRC {}, markers out {} in {}, IRD {} ORD {}, peer-to-peer {}",
         e.revision,

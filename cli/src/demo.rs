@@ -33,17 +33,16 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 use userdma::{
     Access, Imm, Mr, PostError, RKey, RecvWr, Region, RemoteAddr, SendFlags, SendOp, SendWr, Wc,
-    WcOpcode, WcStatus,
+    WcOpcode, WcStatus, proto::wire::roce::feth::Placement,
 };
 
 use crate::{
     Usage,
     child::ServerProcess,
-    common::{
-        Common, Link, PATIENCE, Shape, check_wc, close, connect, counters, settled, with_reason,
-    },
+    common::{Common, Link, PATIENCE, Shape, check_wc, close, connect, with_reason},
     output::{self, line, note},
     pattern::{Aspect, Content, Mismatch},
+    roce,
     session::{self, Hello, MAX_COUNT, MAX_SIZE, Mode, Reader, confirm},
     stop::Stop,
 };
@@ -56,6 +55,9 @@ Examples:
   userdma demo --size 1048576 --count 16   larger messages
   userdma demo --crc off --json            one JSON object an operation
   userdma demo --mpa-rev 1 --markers       as with old peers
+  userdma demo --transport roce            RoCEv2 over UDP instead of iWARP over TCP
+  userdma demo --transport roce --impair loss=5%,dup=1%,reorder=1%,corrupt=0.1%,seed=7
+                                           the same through loss, and what became of it
 
 Exit status: 0 if everything was verified, 1 if not, 2 for wrong arguments.")]
 pub(crate) struct Demo {
@@ -65,6 +67,9 @@ pub(crate) struct Demo {
     /// Messages of each operation, in each direction
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_COUNT)))]
     count: u32,
+    /// Over ::1 instead of 127.0.0.1
+    #[arg(short = '6', long)]
+    ipv6: bool,
     /// Print JSON: an object an operation
     #[arg(long)]
     json: bool,
@@ -91,21 +96,27 @@ pub(crate) enum Op {
     MaskedFetchAdd = 9,
     CmpSwap = 10,
     MaskedCmpSwap = 11,
+    SendImm = 12,
+    Flush = 13,
+    AtomicWrite = 14,
 }
 
 impl Op {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 14] = [
         Self::Send,
         Self::Write,
         Self::Read,
         Self::SendInv,
         Self::SendSe,
+        Self::SendImm,
         Self::Imm,
         Self::WriteImm,
         Self::FetchAdd,
         Self::MaskedFetchAdd,
         Self::CmpSwap,
         Self::MaskedCmpSwap,
+        Self::Flush,
+        Self::AtomicWrite,
     ];
 
     const fn name(self) -> &'static str {
@@ -121,6 +132,9 @@ impl Op {
             Self::MaskedFetchAdd => "FetchAdd, masked",
             Self::CmpSwap => "CmpSwap",
             Self::MaskedCmpSwap => "CmpSwap, masked",
+            Self::SendImm => "SEND with immediate",
+            Self::Flush => "WRITE and FLUSH",
+            Self::AtomicWrite => "AtomicWrite",
         }
     }
 
@@ -137,12 +151,12 @@ impl Op {
 
     /// Whether each message consumes a receive of the passive side.
     const fn takes_receive(self) -> bool {
-        matches!(self, Self::Send | Self::SendInv | Self::SendSe | Self::Imm | Self::WriteImm)
+        self.is_send() || matches!(self, Self::Imm | Self::WriteImm)
     }
 
     /// Whether the message's octets land in a receive.
     const fn is_send(self) -> bool {
-        matches!(self, Self::Send | Self::SendInv | Self::SendSe)
+        matches!(self, Self::Send | Self::SendInv | Self::SendSe | Self::SendImm)
     }
 
     /// Whether the active side verifies the messages (the passive side otherwise).
@@ -152,7 +166,7 @@ impl Op {
 
     /// Octets of one message of a demo of `size`.
     const fn octets(self, size: u32) -> u32 {
-        if self.is_atomic() || matches!(self, Self::Imm) { 8 } else { size }
+        if self.is_atomic() || matches!(self, Self::Imm | Self::AtomicWrite) { 8 } else { size }
     }
 }
 
@@ -443,7 +457,8 @@ impl Peer {
         let remote = Access::LOCAL_WRITE
             | Access::REMOTE_WRITE
             | Access::REMOTE_READ
-            | Access::REMOTE_ATOMIC;
+            | Access::REMOTE_ATOMIC
+            | Access::FLUSH_GLOBAL;
         let source = register(n * stride, Access::empty())?;
         let sink = register(n * stride, Access::LOCAL_WRITE)?;
         let target = register(n * stride, remote)?;
@@ -608,7 +623,7 @@ impl Peer {
             let at = i * self.stride;
             let remote = RemoteAddr::new(place.addr + at as u64, place.rkey);
             let corrupt = victim == Some(message);
-            if !op.verified_by_active() && op != Op::Imm {
+            if !op.verified_by_active() && !matches!(op, Op::Imm | Op::AtomicWrite) {
                 content.fill(&mut self.scratch);
                 if corrupt {
                     self.scratch[size / 2] ^= 0x20;
@@ -617,7 +632,16 @@ impl Peer {
             }
             let source = self.source.slice(at..at + size);
             let imm = content.word(1) ^ if corrupt { 0x20 << 32 } else { 0 };
+            if op == Op::Flush {
+                wrs.push(SendWr::new(id, SendOp::Write(remote), [source]).unsignaled());
+            }
             wrs.push(match op {
+                Op::SendImm => {
+                    let imm = Imm(content.word(1)).to_u32();
+                    SendWr::new(id, SendOp::SendImm(imm), [source])
+                }
+                Op::Flush => SendWr::flush(id, remote, self.size, Placement::GLOBAL_VISIBILITY),
+                Op::AtomicWrite => SendWr::atomic_write(id, remote, imm.to_ne_bytes()),
                 Op::Send => SendWr::new(id, SendOp::Send, [source]),
                 Op::SendSe => {
                     SendWr::new(id, SendOp::Send, [source]).with_flags(SendFlags::SOLICITED)
@@ -646,7 +670,8 @@ impl Peer {
         let begun = Instant::now();
         match self.link.qp.post_send_batch(wrs) {
             Ok(()) => {}
-            Err((0, PostError::Unsupported { .. })) => return Ok(None),
+            // The transport lacks it; of WRITE and FLUSH it has the WRITE, which does no harm.
+            Err((0 | 1, PostError::Unsupported { .. })) => return Ok(None),
             Err((i, e)) => {
                 return Err(e).with_context(|| format!("message {i} of the batch was not taken"));
             }
@@ -659,8 +684,8 @@ impl Peer {
         let Control::Arrived = self.control().await? else {
             bail!("the other side did not answer Done with Arrived");
         };
-        // SEND and WRITE complete here when the socket took them: only the answer tells that they
-        // arrived. READs and atomics are over when they complete.
+        // On iWARP SEND and WRITE complete here when the socket took them: only the answer tells that
+        // they arrived. READs and atomics are over when they complete.
         Ok(Some(if op.verified_by_active() { completed } else { begun.elapsed() }))
     }
 
@@ -723,12 +748,15 @@ impl Peer {
             let content = self.content(op, direction, message);
             let at = i * self.stride;
             match op {
-                Op::Write | Op::WriteImm => self.poison(&self.target.clone(), at, content)?,
+                Op::Write | Op::WriteImm | Op::Flush => {
+                    self.poison(&self.target.clone(), at, content)?
+                }
                 Op::Read => {
                     content.fill(&mut self.scratch);
                     self.target.write_at(at, &self.scratch)?;
                 }
                 Op::SendInv => keys.push(self.revocable[i].rkey()),
+                Op::AtomicWrite => self.target.store_u64(at, !content.word(1), Ordering::Release),
                 _ => {}
             }
         }
@@ -814,7 +842,7 @@ impl Peer {
             }
             let imm = match op {
                 Op::Imm => Some(Imm(content.word(1))),
-                Op::WriteImm => Some(Imm::from_u32(Imm(content.word(1)).to_u32())),
+                Op::WriteImm | Op::SendImm => Some(Imm::from_u32(Imm(content.word(1)).to_u32())),
                 _ => None,
             };
             if wc.imm != imm {
@@ -843,6 +871,15 @@ impl Peer {
         }
         let aspect = match (op, wc) {
             (Op::Imm, _) => return Ok(None),
+            (Op::AtomicWrite, _) => {
+                let (expected, found) =
+                    (content.word(1), self.target.load_u64(i * self.stride, Ordering::Acquire));
+                return if expected == found {
+                    Ok(None)
+                } else {
+                    wrong(Aspect::FinalValue, expected, found)
+                };
+            }
             (_, Some(wc)) if op.is_send() => {
                 self.receives.read_at(wc.id as usize * self.slot, &mut self.scratch)?;
                 Aspect::Content
@@ -1036,13 +1073,13 @@ pub(crate) async fn run(args: Demo) -> Result<ExitCode> {
     let stop = Stop::on_signals()?;
     let mut extra = args.common.to_args();
     extra.push("--once".into());
-    let mut server = ServerProcess::start(&extra).await?;
-    let rows = tokio::select! {
-        rows = client(&args, &server) => rows,
+    let mut server = ServerProcess::start(args.ipv6, &extra).await?;
+    let outcome = tokio::select! {
+        outcome = client(&args, &server) => outcome,
         () = stop.raised() => bail!("interrupted"),
     };
-    let rows = match rows {
-        Ok(rows) => rows,
+    let (rows, link) = match outcome {
+        Ok(outcome) => outcome,
         Err(e) => {
             return Err(match server.complaint().await {
                 Some(complaint) => e.context(format!("the server says: {complaint}")),
@@ -1064,27 +1101,73 @@ pub(crate) async fn run(args: Demo) -> Result<ExitCode> {
     }
     let complaints: Vec<_> = rows.iter().flat_map(Row::complaints).collect();
     complaints.iter().for_each(|c| note(&format!("mismatch: {c}")));
+    // If the server found no mismatch it ends with success too.
+    let ended = server.wait_success().await;
+    if args.common.roce.impair.is_some() {
+        tell_counters(&args, &link, server.counters());
+    }
     if !complaints.is_empty() {
         return Ok(ExitCode::FAILURE);
     }
-    // The server found no mismatch: then it ends with success too.
-    server.wait_success().await?;
+    ended?;
     Ok(ExitCode::SUCCESS)
 }
 
-async fn client(args: &Demo, server: &ServerProcess) -> Result<Vec<Row>> {
+/// What was done to both sides' packets, and what they made of it.
+fn tell_counters(args: &Demo, link: &Link, server: Option<&Value>) {
+    let Some(stats) = link.dev.roce_stats() else { return };
+    let sides = [("client", roce::counters_json(&stats)), ("server", json!(server))];
+    if args.json {
+        let sides = sides.into_iter().map(|(side, counters)| (side.to_owned(), counters));
+        output::json(&json!({ "counters": serde_json::Map::from_iter(sides) }));
+        return;
+    }
+    let mut table = Table::new();
+    table.load_preset(UTF8_FULL_CONDENSED).set_header([
+        "side",
+        "received",
+        "dropped",
+        "duplicated",
+        "reordered",
+        "corrupted",
+        "bad ICRC",
+        "sent",
+        "resent",
+    ]);
+    for (side, counters) in &sides {
+        let impaired = &counters["impaired"];
+        let cells = [
+            &impaired["packets"],
+            &impaired["dropped"],
+            &impaired["duplicated"],
+            &impaired["reordered"],
+            &impaired["corrupted"],
+            &counters["icrc_bad"],
+            &counters["packets_sent"],
+            &counters["packets_resent"],
+        ];
+        table.add_row(std::iter::once((*side).to_owned()).chain(cells.map(Value::to_string)));
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    line(&table.to_string());
+}
+
+async fn client(args: &Demo, server: &ServerProcess) -> Result<(Vec<Row>, Link)> {
     let hello = Hello {
         mode: Mode::Demo { size: args.size, count: args.count },
         seed: session::fresh_seed(),
     };
-    let link = connect(&args.common, server.target(), Peer::SHAPE, &hello.to_bytes())
+    let common = args.common.for_local(server.udp_port());
+    let link = connect(&common, server.target(), Peer::SHAPE, &hello.to_bytes())
         .await
         .map_err(|e| hello.explain(e))?;
     confirm(hello, &link.qp)?;
     if args.common.verbose
-        && let Some(e) = link.qp.established()
+        && let Some(settled) = link.settled()
     {
-        note(&settled(&e));
+        note(&settled);
     }
     let mut peer = Peer::new(link.clone(), hello.seed, args.size, args.count)?;
     peer.post_receives()?;
@@ -1106,9 +1189,9 @@ async fn client(args: &Demo, server: &ServerProcess) -> Result<Vec<Row>> {
     peer.say(&Control::Bye).await?;
     close(&link.qp).await;
     if args.common.verbose {
-        note(&counters(&link.qp.stats()));
+        note(&link.counters());
     }
-    Ok(rows)
+    Ok((rows, link))
 }
 
 /// One operation in both directions.
@@ -1201,7 +1284,7 @@ mod tests {
             assert_eq!(Op::from_code(op as u8).unwrap(), op);
         }
         assert!(Op::from_code(0).is_err());
-        assert!(Op::from_code(12).is_err());
+        assert!(Op::from_code(15).is_err());
     }
 
     #[test]
@@ -1211,7 +1294,7 @@ mod tests {
         assert_eq!(batch(1 << 20), 16);
         assert_eq!(batch(MAX_SIZE), 1);
         assert!(Peer::receives(0) <= Peer::SHAPE.recvs);
-        assert!((BATCH_MAX as usize) < Peer::SHAPE.sends);
+        assert!(2 * (BATCH_MAX as usize) < Peer::SHAPE.sends);
     }
 
     /// Worked by hand: fields of 8 bits, mask 0x80 at each field's top.

@@ -1,6 +1,7 @@
 //! `userdma`: software RDMA peers over ordinary sockets, and a decoder of captures.
 //!
-//! One command a file: [`demo`], [`serve`], [`ping`], [`perf`], [`sim`]; [`dissect`] has a folder.
+//! One command a file: [`demo`], [`serve`], [`ping`], [`perf`], [`sim`]; [`pingpong`] and
+//! [`dissect`] have a folder.
 //! What two of our own commands say to each other is in [`session`], what rping says in [`rping`].
 //! Without the feature `peers` there are [`dissect`] and [`sim`], and nothing that opens a socket.
 #![forbid(unsafe_code)]
@@ -24,6 +25,10 @@ mod pattern;
 mod perf;
 #[cfg(feature = "peers")]
 mod ping;
+#[cfg(feature = "peers")]
+mod pingpong;
+#[cfg(feature = "peers")]
+mod roce;
 #[cfg(feature = "peers")]
 mod rping;
 #[cfg(feature = "peers")]
@@ -54,7 +59,9 @@ Examples:
   userdma demo                          see every operation work and verified
   userdma serve --listen 10.0.0.1       rping's server, and that of demo and perf
   userdma ping 10.0.0.1 -c 10           rping's client
+  userdma demo --transport roce         the same over UDP: RoCEv2
   userdma perf --local --op write --size 1048576 --bw --baseline
+  userdma pingpong 10.0.0.1             the client of ibv_rc_pingpong
   userdma dissect x.pcap                what RDMA a capture carries
   userdma sim --seed 7                  RoCEv2 through loss, simulated")
 )]
@@ -80,6 +87,7 @@ enum Peer {
     Serve(serve::Serve),
     Ping(ping::Ping),
     Perf(perf::Perf),
+    Pingpong(pingpong::Pingpong),
     /// The bare socket's side of `perf --baseline`
     #[command(hide = true)]
     BareServer,
@@ -136,6 +144,7 @@ fn run_peer(peer: Peer) -> Result<ExitCode> {
         Peer::Serve(args) => runtime.block_on(serve::run(args)),
         Peer::Ping(args) => runtime.block_on(ping::run(args)),
         Peer::Perf(args) => perf::run(args, &runtime),
+        Peer::Pingpong(args) => runtime.block_on(pingpong::run(args)),
         Peer::BareServer => bare::serve(),
     };
     finish(runtime);

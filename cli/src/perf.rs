@@ -36,11 +36,10 @@ use userdma::{
 
 use crate::{
     Usage,
-    bare::{Bare, MIN_SAMPLES, WARM_UP, histogram},
+    bare::{self, Bare, MIN_SAMPLES, WARM_UP, histogram},
     child::ServerProcess,
     common::{
-        Common, Link, PATIENCE, Shape, Target, check_wc, close, connect, counters, server, settled,
-        with_reason,
+        Common, Link, PATIENCE, Shape, Target, check_wc, close, connect, server, with_reason,
     },
     output::{self, counted, line, note},
     session::{self, Hello, MAX_MILLIS, MAX_SIZE, Measure, Mode, PerfOp, Reader, confirm},
@@ -485,8 +484,7 @@ impl<'a> Watch<'a> {
             bail!("the measurement is not over 15 s after its time");
         }
         // Of READs and WRITEs a server sees nothing else.
-        let stats = link.qp.stats();
-        let moved = stats.fpdus_sent.wrapping_add(stats.fpdus_received);
+        let moved = link.moved().packets;
         if moved != self.moved {
             (self.moved, self.since) = (moved, now);
             self.resting = false;
@@ -514,7 +512,7 @@ pub(crate) fn serve(mut side: Side, begin: &[u8], stop: &Stop) -> Result<Counted
     };
     let mut watch = Watch::new(stop, run, SERVER_PATIENCE);
     let peer = RemoteAddr::new(addr, RKey(rkey as u32));
-    let before = side.link.qp.stats();
+    let before = side.link.moved();
     let here = side.shared.remote(0);
     side.say(Say::READY, [here.addr, here.rkey.0.into(), 0])?;
     let begun = Instant::now();
@@ -557,15 +555,15 @@ pub(crate) fn serve(mut side: Side, begin: &[u8], stop: &Stop) -> Result<Counted
     if run.two_sided() && data != told {
         bail!("the client sent {told} messages, {data} arrived");
     }
-    let after = side.link.qp.stats();
+    let after = side.link.moved();
     // Nobody is told of a WRITE or a READ: the octets are counted, without Finish and Ready.
     let control = Say::LEN as u64;
     let counted = match run.op {
         PerfOp::Send => Some(octets),
         PerfOp::Write => {
-            Some((after.payload_received - before.payload_received).saturating_sub(control))
+            Some((after.octets_received - before.octets_received).saturating_sub(control))
         }
-        PerfOp::Read => Some((after.payload_sent - before.payload_sent).saturating_sub(control)),
+        PerfOp::Read => Some((after.octets_sent - before.octets_sent).saturating_sub(control)),
         PerfOp::Atomic => None,
     };
     if let Some(counted) = counted
@@ -821,7 +819,7 @@ pub(crate) fn run(args: Perf, runtime: &Runtime) -> Result<ExitCode> {
     let inside = runtime.enter();
     let stop = Stop::on_signals()?;
     let mut server = match args.local {
-        true => Some(runtime.block_on(ServerProcess::start(&args.common.to_args()))?),
+        true => Some(runtime.block_on(ServerProcess::start(false, &args.common.to_args()))?),
         false => None,
     };
     let bare_server = match args.baseline {
@@ -835,18 +833,21 @@ pub(crate) fn run(args: Perf, runtime: &Runtime) -> Result<ExitCode> {
         (None, None) => return Err(Usage("where to? give ADDR or --local".into()).into()),
     };
 
+    let common = args.common.for_local(server.as_ref().and_then(ServerProcess::udp_port));
     let (mut ours, mut baselines) = (Vec::new(), Vec::new());
     let mut crc = false;
     for _ in 0..args.runs {
-        if let Some(bare) = &bare_server {
-            let addr = runtime.block_on(bare.target().resolve())?[0];
+        if let Some(process) = &bare_server {
+            let addr = runtime.block_on(process.target().resolve())?[0];
             let run = args.run();
-            baselines.push(Bare::new(run.op, run.measure, run.size, run.millis).measure(addr)?);
+            let transport = args.common.transport;
+            let bare = Bare::new(transport, run.op, run.measure, run.size, bare::MTU, run.millis);
+            baselines.push(bare.measure(addr)?);
         }
         if stop.is_raised() {
             bail!("interrupted");
         }
-        let (measured, with_crc) = match once(&args, &target, runtime, &stop) {
+        let (measured, with_crc) = match once(&args, &common, &target, runtime, &stop) {
             Ok(measured) => measured,
             Err(e) => {
                 let complaint = match &mut server {
@@ -879,14 +880,20 @@ pub(crate) fn run(args: Perf, runtime: &Runtime) -> Result<ExitCode> {
 }
 
 /// One connection, one measurement; and whether there was a CRC.
-fn once(args: &Perf, target: &Target, runtime: &Runtime, stop: &Stop) -> Result<(Measured, bool)> {
+fn once(
+    args: &Perf,
+    common: &Common,
+    target: &Target,
+    runtime: &Runtime,
+    stop: &Stop,
+) -> Result<(Measured, bool)> {
     let run = args.run();
     let hello = Hello { mode: args.mode(), seed: session::fresh_seed() };
     let private_data = hello.to_bytes();
     let link = runtime
         .block_on(async {
             tokio::select! {
-                link = connect(&args.common, target, shape(run), &private_data) => link,
+                link = connect(common, target, shape(run), &private_data) => link,
                 () = stop.raised() => bail!("interrupted"),
             }
         })
@@ -894,9 +901,9 @@ fn once(args: &Perf, target: &Target, runtime: &Runtime, stop: &Stop) -> Result<
     confirm(hello, &link.qp)?;
     let established = link.qp.established();
     if args.common.verbose
-        && let Some(e) = &established
+        && let Some(settled) = link.settled()
     {
-        note(&settled(e));
+        note(&settled);
     }
     let side = Side::new(link.clone(), run)?;
     side.post_receives()?;
@@ -914,7 +921,7 @@ fn once(args: &Perf, target: &Target, runtime: &Runtime, stop: &Stop) -> Result<
         }
     };
     if args.common.verbose {
-        note(&counters(&link.qp.stats()));
+        note(&link.counters());
     }
     let measured = measured?;
     if args.common.verbose {
@@ -926,7 +933,8 @@ fn once(args: &Perf, target: &Target, runtime: &Runtime, stop: &Stop) -> Result<
         note(&format!("{messages} in {:.3} s{samples}", measured.seconds));
     }
     enough(run, &measured)?;
-    Ok((measured, established.is_some_and(|e| e.crc)))
+    // RoCE has no packet without its ICRC.
+    Ok((measured, established.is_none_or(|e| e.crc)))
 }
 
 /// Whether the ratio is where it has to be; says so if not.

@@ -13,10 +13,7 @@ use userdma::{Access, Mr, RecvWr, Region, SendOp, SendWr};
 
 use crate::{
     chain,
-    common::{
-        Common, Link, Shape, Target, check_wc, close, connect, counters, server, settled,
-        with_reason,
-    },
+    common::{Common, Link, Shape, Target, check_wc, close, connect, server, with_reason},
     output::{self, counted, line, note},
     rping::{self, ADVERT_LEN, Advert, MAX_SIZE, MIN_SIZE},
     session,
@@ -224,11 +221,11 @@ pub(crate) async fn run(args: Ping) -> Result<ExitCode> {
     };
     let qp = link.qp.clone();
     if args.common.verbose
-        && let Some(e) = qp.established()
+        && let Some(settled) = link.settled()
     {
-        note(&settled(&e));
+        note(&settled);
     }
-    let client = Client::new(link, args.size)?;
+    let client = Client::new(link.clone(), args.size)?;
     let mut summary = Summary::default();
     let outcome = rounds(&args, &client, &stop, &mut summary).await;
     if outcome.is_ok() {
@@ -236,7 +233,7 @@ pub(crate) async fn run(args: Ping) -> Result<ExitCode> {
     }
     summary.print(&args);
     if args.common.verbose {
-        note(&counters(&qp.stats()));
+        note(&link.counters());
     }
     outcome?;
     if summary.mismatched > 0 || summary.times.n == 0 {

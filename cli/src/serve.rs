@@ -29,11 +29,11 @@ use crate::{
     chain,
     common::{
         Common, Link, Shape, Target, add_counters, check_wc, close, counters, counters_json,
-        reason_text, settled, with_reason, within,
+        reason_text, with_reason, within,
     },
     demo::{self, is_flush},
     output::{self, counted, note},
-    perf, rping,
+    perf, roce, rping,
     session::{self, Asked, Hello, Mode},
     stop::Stop,
 };
@@ -54,6 +54,7 @@ Examples:
   userdma serve --listen '[::]:0' --json                  any address, a free port, events as JSON
   userdma serve --listen 10.0.0.1:7471 --as rdma-server   for librdmacm's rdma_client
   userdma serve --once --crc off                          one client, then the exit status tells
+  userdma serve --listen 10.0.0.1 --transport roce        RoCEv2, behind UDP port 4791
   userdma serve --listen 10.0.0.1 --max-clients 4 --max-memory 256MiB --idle-timeout 10
 
 A client beyond --max-clients or --max-memory is rejected and told why. A client of rping or
@@ -267,13 +268,14 @@ pub(crate) async fn run(args: Serve) -> Result<ExitCode> {
         stop.when_stdin_closes()?;
     }
     let addr = args.listen.resolve().await?[0];
-    let dev = Device::open(&args.common.device_uri(addr))?;
+    let dev = args.common.listener(addr)?;
     let listener = dev
-        .listen(None)
+        .listen(Some(addr.port()))
         .await
         .with_context(|| format!("cannot listen on {} {addr}", args.common.transport.name()))?;
     listener.set_mpa(args.common.mpa());
     let local = listener.local_addr();
+    let udp_port = dev.udp_addr().map(|addr| addr.port());
     let shared = Arc::new(Shared {
         dev,
         common: args.common.clone(),
@@ -294,11 +296,12 @@ pub(crate) async fn run(args: Serve) -> Result<ExitCode> {
             "transport": args.common.transport.name(),
             "addr": local.ip().to_string(),
             "port": local.port(),
-            "udp_port": null,
+            "udp_port": udp_port,
         }),
         &format!(
-            "listening on {} {local}, as {}",
+            "listening on {} {local}{}, as {}",
             args.common.transport.name(),
+            udp_port.map(|port| format!(" behind UDP port {port}")).unwrap_or_default(),
             args.service.name()
         ),
     );
@@ -342,7 +345,7 @@ pub(crate) async fn run(args: Serve) -> Result<ExitCode> {
     let drain = async { while clients.join_next().await.is_some() {} };
     let _ = timeout(Duration::from_secs(1), drain).await;
     clients.abort_all();
-    if args.common.verbose {
+    if args.common.verbose || args.common.roce.impair.is_some() {
         summary(&shared);
     }
     let all_ok = all_ok && !shared.failed.load(Ordering::Relaxed);
@@ -352,6 +355,7 @@ pub(crate) async fn run(args: Serve) -> Result<ExitCode> {
 fn summary(shared: &Shared) {
     let totals = *shared.totals.lock().unwrap_or_else(PoisonError::into_inner);
     let d = shared.dev.stats();
+    let roce = shared.dev.roce_stats();
     shared.event(
         &json!({
             "event": "summary",
@@ -364,7 +368,10 @@ fn summary(shared: &Shared) {
             "startup_malformed": d.startup_malformed,
             "startup_lost": d.startup_lost,
             "accept_errors": d.accept_errors,
-            "counters": counters_json(&totals.stats),
+            "counters": match &roce {
+                Some(stats) => roce::counters_json(stats),
+                None => counters_json(&totals.stats),
+            },
         }),
         &format!(
             "{}, {} failed\n\
@@ -379,7 +386,10 @@ fn summary(shared: &Shared) {
             d.startup_malformed,
             d.startup_lost,
             d.accept_errors,
-            counters(&totals.stats)
+            match &roce {
+                Some(stats) => roce::counters(stats),
+                None => counters(&totals.stats),
+            },
         ),
     );
 }
@@ -619,7 +629,7 @@ fn make(shared: &Shared, shape: Shape, made: &mut Option<userdma::Qp>) -> Result
     let (send_cq, recv_cq) = (init.send_cq.clone(), init.recv_cq.clone());
     let qp = pd.create_qp(init)?;
     *made = Some(qp.clone());
-    Ok(Link { pd, send_cq, recv_cq, qp })
+    Ok(Link { dev: shared.dev.clone(), pd, send_cq, recv_cq, qp })
 }
 
 /// What a client is, for events: one word, and with its details.
@@ -659,9 +669,9 @@ async fn accept(
     merge(&mut event, details);
     shared.event(&event, &format!("{peer}: {what}"));
     if shared.common.verbose
-        && let Some(e) = link.qp.established()
+        && let Some(settled) = link.settled()
     {
-        note(&format!("{peer}: {}", settled(&e)));
+        note(&format!("{peer}: {settled}"));
     }
     Ok(())
 }
@@ -678,7 +688,7 @@ async fn end(link: &Link) -> CloseReason {
 /// Ends a connection because of `error`, in order if the client lets it: that is how it is told.
 /// The error comes back with the connection's own end where that came first.
 async fn give_up(error: anyhow::Error, link: &Link) -> anyhow::Error {
-    if link.qp.established().is_none() {
+    if link.qp.peer_addr().is_none() {
         return error;
     }
     if link.qp.state() == QpState::Err {

@@ -29,7 +29,7 @@
 use std::fmt;
 
 use anyhow::{Result, anyhow, bail};
-use userdma::{Error, Qp, StartupError};
+use userdma::{Error, Qp};
 
 /// First octets of private data and of the answer.
 pub(crate) const MAGIC: [u8; 4] = *b"UDMA";
@@ -238,9 +238,7 @@ impl Hello {
     /// The error of a failed connection, in the words of the session if the peer rejected with
     /// them.
     pub(crate) fn explain(self, error: anyhow::Error) -> anyhow::Error {
-        let Some(Error::Startup { source: StartupError::Rejected { private_data, .. }, .. }) =
-            error.downcast_ref::<Error>()
-        else {
+        let Some(private_data) = error.downcast_ref::<Error>().and_then(Error::rejection) else {
             return ask(error, "`userdma serve`");
         };
         let Some(rest) = private_data.strip_prefix(&MAGIC) else {
@@ -271,11 +269,9 @@ impl Hello {
 /// The error of a failed connection to an rping server, with what the server said if it rejected
 /// with a text.
 pub(crate) fn explain_rping(error: anyhow::Error) -> anyhow::Error {
-    let said = match error.downcast_ref::<Error>() {
-        Some(Error::Startup { source: StartupError::Rejected { private_data, .. }, .. }) => {
-            text(private_data)
-        }
-        _ => return ask(error, "`userdma serve` or `rping -s`"),
+    let said = match error.downcast_ref::<Error>().and_then(Error::rejection) {
+        Some(private_data) => text(private_data),
+        None => return ask(error, "`userdma serve` or `rping -s`"),
     };
     match said {
         Some(said) => error.context(format!("the peer refused: {said}")),
@@ -283,10 +279,10 @@ pub(crate) fn explain_rping(error: anyhow::Error) -> anyhow::Error {
     }
 }
 
-/// Where something listens that does not speak MPA: whether the right `service` is there.
+/// Where something listens that does not speak as it should: whether the right `service` is there.
 fn ask(error: anyhow::Error, service: &str) -> anyhow::Error {
     match error.downcast_ref::<Error>() {
-        Some(Error::Startup { .. }) => {
+        Some(Error::Startup { .. } | Error::Rejected { .. } | Error::NoAnswer { .. }) => {
             anyhow!("{}; is {service} running there?", crate::chain(&error))
         }
         _ => error,
@@ -421,6 +417,7 @@ impl fmt::Display for Mode {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use userdma::StartupError;
 
     const DEMO: Hello =
         Hello { mode: Mode::Demo { size: 65536, count: 64 }, seed: 0x0102_0304_0506_0708 };

@@ -82,7 +82,8 @@ enum Kind {
     Ud,
 }
 
-fn mtu(text: &str) -> Result<PathMtu, String> {
+/// A path MTU as users write it.
+pub(crate) fn mtu(text: &str) -> Result<PathMtu, String> {
     let mtu = text.parse().ok().and_then(PathMtu::from_octets);
     mtu.ok_or_else(|| "a path MTU is 256, 512, 1024, 2048 or 4096".into())
 }

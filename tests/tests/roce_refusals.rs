@@ -440,11 +440,9 @@ fn accesses_that_are_refused() {
         }
         let write = packet(Op::RC_ATOMIC_WRITE, p, 8).reth(va, key, 8);
         is_refused(&format!("ATOMIC_WRITE {va:#x} {key:#x}"), vec![write], 0x62, FLUSHED);
-        for selectivity in [Selectivity::RANGE, Selectivity::REGION] {
-            let feth = Feth::new(Placement::GLOBAL_VISIBILITY, selectivity);
-            let flush = packet(Op::RC_FLUSH, p, 0).reth(va, key, 8).with(|h| h.feth = Some(feth));
-            is_refused(&format!("FLUSH {va:#x} {key:#x}"), vec![flush], 0x62, FLUSHED);
-        }
+        let feth = Feth::new(Placement::GLOBAL_VISIBILITY, Selectivity::RANGE);
+        let flush = packet(Op::RC_FLUSH, p, 0).reth(va, key, 8).with(|h| h.feth = Some(feth));
+        is_refused(&format!("FLUSH {va:#x} {key:#x}"), vec![flush], 0x62, FLUSHED);
     }
     for key in [0xdead, OPEN] {
         let send = packet(Op::RC_SEND_ONLY_INV, p, 4).with(|h| h.ieth = Some(Ieth::new(RKey(key))));
@@ -1352,4 +1350,137 @@ fn any_packets_do_no_harm() {
         assert!([FOREIGN, READABLE, SEALED].map(|key| lab.mem.bytes(key)) == untouched);
     }
     assert!(broken > 500 && done > 5_000, "{broken} {done}");
+}
+
+/// What follows on the heels of a message without a receive says nothing new; what comes when the
+/// peer has waited was sent again, and a gap then is a loss.
+#[test]
+fn a_loss_after_the_wait_for_a_receive_is_told() {
+    let only = |n| packet(Opcode::RC_SEND_ONLY, THEIRS + n, 4);
+    let mut lab = Lab::rc();
+    lab.take(only(0));
+    lab.take(only(1));
+    assert_eq!(lab.answers(), [("RC_ACK", THEIRS, 0x2c, 0)]);
+    lab.recv(1, 4);
+    let wait = Duration::from_micros(rnr_micros(12).into());
+    lab.wait(wait - Duration::from_nanos(1));
+    lab.take(only(2));
+    assert_eq!(lab.answers(), []);
+    // The first packet is lost when it is sent again.
+    lab.wait(Duration::from_nanos(1));
+    lab.take(only(1));
+    assert_eq!(lab.answers(), [("RC_ACK", THEIRS, 0x60, 0)]);
+    lab.take(only(2));
+    assert_eq!(lab.answers(), [], "told once");
+    lab.take(only(0));
+    assert_eq!(lab.answers(), [("RC_ACK", THEIRS, 0x1f, 1)]);
+    assert_eq!(lab.statuses(), [(1, WcStatus::SUCCESS)]);
+
+    // And the peer that is told so does not wait for a time-out.
+    let mut lab = four_sends();
+    assert_eq!(lab.sent().len(), 12);
+    lab.take(nak(ours_at(0), 0x2c));
+    lab.take(nak(ours_at(0), 0x60));
+    assert_eq!(lab.names(), [], "it waits");
+    lab.wait(wait);
+    assert_eq!(lab.sent().len(), 12);
+    lab.take(nak(ours_at(0), 0x60));
+    assert_eq!((lab.sent().len(), lab.stats().timeouts), (12, 0));
+}
+
+/// A window that shrinks in the middle of a message leaves nobody without an acknowledgement.
+#[test]
+fn a_window_may_become_smaller_at_any_time() {
+    let mut lab = Lab::rc();
+    lab.post(SendWr::send(1, [local(0, 10 * MTU as u32)]));
+    let mut train = Train::default();
+    assert!(lab.qp.poll_transmit(lab.now, &lab.mem, 4 * MTU, &mut train));
+    let gone = train.packets() as u32;
+    assert!((2..5).contains(&gone), "{gone}");
+    lab.qp.set_window(Window { packets: 1, octets: 1 });
+    let sent = lab.sent();
+    let [asks] = &sent[..] else { panic!("{} packets", sent.len()) };
+    assert!((asks.psn(), asks.ask()) == (ours_at(gone), true), "{asks:?}");
+    for n in gone..10 {
+        lab.take(ack(ours_at(n)));
+        let next: Vec<_> = lab.sent().iter().map(|out| (out.psn(), out.ask())).collect();
+        let expected: &[_] = if n < 9 { &[(ours_at(n + 1), true)] } else { &[] };
+        assert_eq!(next, expected);
+    }
+    assert_eq!(lab.statuses(), [(1, WcStatus::SUCCESS)]);
+    assert_eq!((lab.stats().timeouts, lab.stats().packets_resent), (0, 0));
+}
+
+/// Of a whole region neither address nor length count, its key, domain and rights do.
+#[test]
+fn a_flush_of_a_whole_region_has_no_address() {
+    let flush = |psn, va, key, len| {
+        packet(Opcode::RC_FLUSH, psn, 0).reth(va, key, len).with(|h| {
+            h.feth = Some(Feth::new(Placement::GLOBAL_VISIBILITY, Selectivity::REGION));
+        })
+    };
+    let mut lab = Lab::rc();
+    let ranges = [(0, 0), (0x1000, 4096), (0x5000, 1), (u64::MAX, u32::MAX)];
+    for (psn, (va, len)) in (THEIRS..).zip(ranges) {
+        lab.take(flush(psn, va, OPEN, len));
+        let [(name, at, syndrome, _)] = lab.answers()[..] else { panic!("one answer") };
+        assert_eq!((name, at, syndrome), ("RC_READ_RESP_ONLY", psn, 0x1f), "{va:#x}, {len}");
+    }
+    for key in [0xdead, FOREIGN, READABLE] {
+        let what = format!("{key:#x}");
+        is_refused(&what, vec![flush(THEIRS, 0x1000, key, 4)], 0x62, FLUSHED);
+    }
+}
+
+/// A READ without its answer, and a request behind it that the peer refuses.
+fn doomed(timeout: u8) -> Lab {
+    let mut lab = Lab::with(QpType::Rc, |attr| attr.timeout = Some(timeout));
+    lab.post(SendWr::read(1, [local(0, 8)], remote(OPEN)));
+    lab.post(SendWr::write(2, [local(0, 8)], remote(OPEN)));
+    lab.post(SendWr::write(3, [local(0, 8)], remote(OPEN)));
+    lab.post(SendWr::send(4, []));
+    assert_eq!(lab.sent().len(), 4);
+    lab.take(nak(ours_at(2), 0x62));
+    lab
+}
+
+#[test]
+fn what_is_refused_fails_in_its_turn() {
+    let ok = WcStatus::SUCCESS;
+    let answer = |n: u32| packet(Opcode::RC_READ_RESP_ONLY, ours_at(n), 8).aeth(0x1f, 1);
+    // The READ is asked for again, and nothing is sent from what was refused on.
+    let before = [("RC_READ_REQUEST", ours_at(0)), ("RC_WRITE_ONLY", ours_at(1))];
+    let mut lab = doomed(10);
+    assert_eq!((lab.wcs(), lab.names()), (vec![], before.to_vec()));
+    lab.post(SendWr::send(5, []));
+    assert_eq!(lab.names(), []);
+    // The peer says so again, and is heard once.
+    lab.take(nak(ours_at(2), 0x62));
+    assert_eq!((lab.wcs(), lab.names()), (vec![], vec![]));
+    lab.take(answer(0));
+    let expected = [(1, ok), (2, ok), (3, WcStatus::REM_ACCESS_ERR), (4, FLUSHED), (5, FLUSHED)];
+    let wcs = lab.wcs();
+    assert_eq!(wcs.iter().map(|wc| (wc.id, wc.status)).collect::<Vec<_>>(), expected);
+    assert_eq!((wcs[2].vendor_err, lab.qp.state()), (0x62, QpState::Err));
+
+    // No answer: its retries run out, and what the peer said is told with that.
+    let given_up = [(1, WcStatus::RETRY_EXC_ERR), (2, FLUSHED), (3, FLUSHED), (4, FLUSHED)];
+    let mut lab = doomed(10);
+    for _ in 0..3 {
+        assert_eq!((lab.names(), lab.wcs()), (before.to_vec(), vec![]));
+        lab.wait(Duration::from_nanos(4096 << 10));
+    }
+    let wcs = lab.wcs();
+    assert_eq!(wcs.iter().map(|wc| (wc.id, wc.status)).collect::<Vec<_>>(), given_up);
+    assert_eq!((wcs[0].vendor_err, lab.stats().timeouts), (0x62, 3));
+    // Who never gives up would wait for ever.
+    let mut lab = doomed(0);
+    assert_eq!(lab.statuses(), given_up);
+
+    // A READ of which a part came, and the rest is refused, fails by itself.
+    let mut lab = Lab::rc();
+    lab.post(SendWr::read(1, [local(0, 600)], remote(OPEN)));
+    lab.sent();
+    lab.take(nak(ours_at(2), 0x62));
+    assert_eq!(lab.statuses(), [(1, WcStatus::REM_ACCESS_ERR)]);
 }

@@ -72,6 +72,7 @@
 
 pub mod cm;
 pub mod congestion;
+mod load;
 pub mod port;
 mod qp;
 mod requester;

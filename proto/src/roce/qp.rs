@@ -6,7 +6,8 @@ use core::net::SocketAddr;
 
 use super::{
     Attributes, Completion, Config, Event, MAX_TRAIN, ModifyError, QpAttr, Reason, Received, Stats,
-    Train, Window, requester::Requester, responder::Responder, transmit::Limit,
+    Train, Window, congestion::ReactionPoint, load::Share, requester::Requester,
+    responder::Responder, transmit::Limit,
 };
 use crate::{
     mem::Memory,
@@ -18,6 +19,9 @@ use crate::{
     },
 };
 
+/// A queue pair that is held to a rate gives out at once what it may send in one second by so many.
+const PAUSES: u64 = 2000;
+
 /// One queue pair. See the [module](super) for the driver's loop and [`QpState`] for its states.
 #[derive(Debug)]
 pub struct Qp {
@@ -27,7 +31,11 @@ pub struct Qp {
     /// What was ever set.
     given: QpAttr,
     pub(super) window: Window,
+    /// What a port lets it have on the way of what its queue pairs share; `None` without a port.
+    pub(super) share: Option<Share>,
     pub(super) stats: Stats,
+    /// How fast it may send; `None`: as it can.
+    reaction: Option<ReactionPoint>,
     pub(super) tx: Requester,
     pub(super) rx: Responder,
     pub(super) completions: VecDeque<Completion>,
@@ -41,12 +49,15 @@ pub struct Qp {
 impl Qp {
     /// A queue pair in the state RESET.
     pub fn new(config: Config) -> Self {
+        let dcqcn = config.dcqcn.filter(|_| config.kind != QpType::Ud);
         Self {
+            reaction: dcqcn.and_then(|dcqcn| ReactionPoint::new(dcqcn).ok()),
             config,
             state: QpState::Reset,
             attr: Attributes::default(),
             given: QpAttr::default(),
             window: Window::default(),
+            share: None,
             stats: Stats::default(),
             tx: Requester::default(),
             rx: Responder::default(),
@@ -260,18 +271,23 @@ impl Qp {
             QpType::Uc => Transport::Uc,
             QpType::Ud => Transport::Ud,
         };
-        // Congestion notifications are the port's.
-        if bth.opcode().info().is_some_and(|info| info.operation == Operation::Cnp) {
-            return;
-        }
         let stranger =
             kind != QpType::Ud && received.from.ip().to_canonical() != self.attr.peer.ip();
+        let is_cnp = bth.opcode().info().is_some_and(|info| info.operation == Operation::Cnp);
         if stranger
-            || bth.opcode().0 & 0xe0 != transport.bits()
+            || !is_cnp && bth.opcode().0 & 0xe0 != transport.bits()
             || bth.tver() != 0
             || !same_partition(bth.pkey(), self.attr.pkey)
         {
             self.stats.malformed += 1;
+            return;
+        }
+        if is_cnp {
+            // To tell the peer of congestion is the port's, to be told of it the queue pair's.
+            self.stats.cnps_received += 1;
+            if let Some(reaction) = &mut self.reaction {
+                reaction.on_cnp(now);
+            }
             return;
         }
         if self.state == QpState::Err {
@@ -283,7 +299,7 @@ impl Qp {
         }
         match (kind, bth.opcode().info()) {
             (QpType::Rc, Some(info)) if !info.request => self.handle_response(now, received, mem),
-            (QpType::Rc, _) => self.handle_request(received, mem),
+            (QpType::Rc, _) => self.handle_request(now, received, mem),
             (QpType::Uc, Some(info)) => self.handle_uc(received, info, mem),
             (QpType::Ud, Some(_)) => self.handle_ud(received, mem),
             (QpType::Uc | QpType::Ud, None) => self.stats.malformed += 1,
@@ -293,9 +309,25 @@ impl Qp {
 
     /// The time that [`Qp::poll_timeout`] named has come.
     pub fn handle_timeout(&mut self, now: Instant) {
+        if let Some(reaction) = &mut self.reaction {
+            reaction.handle_timeout(now);
+        }
         if matches!(self.state, QpState::Rts | QpState::Sqd) {
             self.expire(now);
         }
+    }
+
+    /// The rate in octets per second to which congestion holds it; `None`: it is free.
+    pub fn rate(&mut self, now: Instant) -> Option<u64> {
+        self.reaction.as_mut().and_then(|reaction| reaction.rate(now))
+    }
+
+    /// Whether a packet of `octets` may go by the rate; else its time is kept as a timer.
+    pub(super) fn keeps_pace(&mut self, now: Instant, octets: usize) -> bool {
+        let Some(reaction) = &mut self.reaction else { return true };
+        let may = reaction.may_send(now, octets as u64).is_ok();
+        self.stats.paced += u64::from(!may);
+        may
     }
 
     /// Replaces what is in `train` by what may be sent now: about `budget` octets, but at least one
@@ -308,22 +340,37 @@ impl Qp {
         train: &mut Train,
     ) -> bool {
         train.clear();
-        let limit =
-            Limit { packets: self.config.max_train.clamp(1, MAX_TRAIN), octets: budget.max(1) };
+        // Of a low rate no more goes at once than makes a short pause: the peer has its timers.
+        let at_once = self.rate(now).map_or(u64::MAX, |rate| rate / PAUSES);
+        let octets = budget.min(usize::try_from(at_once).unwrap_or(usize::MAX)).max(1);
+        let limit = Limit { packets: self.config.max_train.clamp(1, MAX_TRAIN), octets };
         for _ in 0..2 {
             let answers = self.answers_turn;
             self.answers_turn = !answers;
             if answers {
-                self.transmit_answers(mem, limit, train);
+                self.transmit_answers(now, mem, limit, train);
             } else if matches!(self.state, QpState::Rts | QpState::Sqd) {
                 self.transmit_requests(now, mem, limit, train);
+                if !train.is_empty() {
+                    // What is short enough to be the last of the train rides along: an ACK costs
+                    // no send call of its own.
+                    self.transmit_answers(mem, limit, train);
+                }
             }
             if !train.is_empty() {
                 break;
             }
         }
+        if train.is_empty() {
+            // After a pause what the program posts goes first: an ACK can wait for it, and the
+            // peer's program need not wait for the ACK.
+            self.answers_turn = false;
+        }
         train.ecn = self.config.ecn;
         self.stats.packets_sent += train.packets() as u64;
+        if let Some(reaction) = self.reaction.as_mut().filter(|_| !train.is_empty()) {
+            reaction.on_sent(now, train.len() as u64);
+        }
         self.tell_drained();
         !train.is_empty()
     }
@@ -345,9 +392,12 @@ impl Qp {
 
     /// When [`Qp::handle_timeout`] wants to be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
+        let pace = self.reaction.as_ref().and_then(ReactionPoint::poll_timeout);
         match self.state {
-            QpState::Rts | QpState::Sqd => self.tx.timeout(),
-            QpState::Reset | QpState::Init | QpState::Rtr | QpState::Err => None,
+            QpState::Rts | QpState::Sqd => self.tx.timeout().into_iter().chain(pace).min(),
+            // It answers.
+            QpState::Rtr => pace,
+            QpState::Reset | QpState::Init | QpState::Err => None,
         }
     }
 

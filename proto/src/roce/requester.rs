@@ -19,6 +19,7 @@ use core::time::Duration;
 
 use super::{
     Attributes, Completion, Config, Qp, Reason, Received, Train, Window,
+    load::{LEAST, Load, OVERHEAD, Pool, Starved, weigh},
     qp::canonical,
     responder::scatter,
     transmit::{Limit, Source, packet_len},
@@ -49,8 +50,8 @@ use crate::{
 /// The longest message (IBTA vol. 1, 9.7.8).
 pub(super) const MAX_MESSAGE: u32 = 1 << 31;
 
-/// Octets that a packet adds to its payload, for the window: IP, UDP, BTH, ICRC and a little.
-const OVERHEAD: u64 = 60;
+/// So long, at most, what was sent counts as on the way where no ACK time-out says otherwise.
+const LINGER: Duration = Duration::from_millis(100);
 
 /// The lower end of the space of packet numbers, so that none is below 0.
 const FIRST_EPOCH: u64 = 1 << 24;
@@ -77,6 +78,8 @@ pub(super) struct Work {
     piece: u32,
     /// Octets on the wire of all work before.
     octets_from: u64,
+    /// What all work before counts in receive buffers.
+    load_from: Load,
     /// How many messages before took a receive of the peer.
     consumers_before: u64,
 }
@@ -133,6 +136,36 @@ impl Work {
         payload + u64::from(packets) * OVERHEAD
     }
 
+    /// What its first `packets` packets count in receive buffers, with the answers they ask for.
+    fn load(&self, packets: u32, mtu: u32) -> Load {
+        let octets = match packets.checked_sub(1) {
+            Some(before) if packets == self.packets => {
+                u64::from(before) * weigh(mtu) + weigh(self.len - before * mtu)
+            }
+            _ => u64::from(packets) * weigh(mtu),
+        };
+        match self.op {
+            SendOp::Read(_) => {
+                let requests = u64::from(packets.div_ceil(self.piece)) * LEAST;
+                Load::of(Pool::Own, octets).plus(Load::of(Pool::Requests, requests))
+            }
+            _ if self.awaits_response() => {
+                let octets = u64::from(packets) * LEAST;
+                Load::of(Pool::Peer, octets).plus(Load::of(Pool::Results, octets))
+            }
+            _ => Load::of(Pool::Peer, octets),
+        }
+    }
+
+    /// Packet numbers that are asked for at a time, from its `sent`-th on: a READ's responses, up to
+    /// the end of a piece.
+    fn step(&self, sent: u32) -> u32 {
+        match self.op {
+            SendOp::Read(_) => (self.packets - sent).min(self.piece - sent % self.piece),
+            _ => 1,
+        }
+    }
+
     fn source(&self, offset: u32, len: u32) -> Source<'_> {
         match &self.payload {
             Payload::Sges(sges) => Source::Local { sges, offset, len },
@@ -142,6 +175,14 @@ impl Work {
             }
         }
     }
+}
+
+/// A request that the peer refused for good.
+#[derive(Debug, Clone, Copy)]
+struct Doomed {
+    seq: u64,
+    status: WcStatus,
+    vendor_err: u32,
 }
 
 /// A packet that may be sent next.
@@ -170,6 +211,7 @@ pub(super) struct Requester {
     /// The first packet number that belongs to no work request.
     end: u64,
     octets_end: u64,
+    load_end: Load,
     consumers: u64,
     /// Messages that take a receive may be sent while fewer than these were: what the peer's
     /// credits allow. `None`: it gives no credits.
@@ -189,6 +231,18 @@ pub(super) struct Requester {
     /// The peer said that this packet is missing, and it was sent again: to say so once more means
     /// nothing.
     rewound: Option<u64>,
+    /// What the peer said that this packet asks for is wrong, while one before it waits for its
+    /// answer.
+    doomed: Option<Doomed>,
+    /// See [`load`](super::load).
+    stale: Load,
+    spare: Load,
+    /// Up to here nothing counts as on the way any more.
+    waived: Load,
+    /// When that is settled.
+    linger: Option<Instant>,
+    /// It found no room in a receive buffer.
+    pub(super) starved: Option<Starved>,
 }
 
 impl Requester {
@@ -198,10 +252,7 @@ impl Requester {
     }
 
     pub(super) fn timeout(&self) -> Option<Instant> {
-        match (self.deadline, self.rnr_until) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
+        [self.deadline, self.rnr_until, self.linger].into_iter().flatten().min()
     }
 
     /// Work that has not completed.
@@ -223,6 +274,44 @@ impl Requester {
             }
             _ => self.octets_end,
         }
+    }
+
+    /// What the packets before `seq`, of work that is in the queue, count in receive buffers.
+    fn load_at(&self, index: usize, seq: u64, mtu: u32) -> Load {
+        match self.queue.get(index) {
+            Some(work) if work.started => {
+                let packets = seq.saturating_sub(work.first).min(work.packets.into()) as u32;
+                work.load_from.plus(work.load(packets, mtu))
+            }
+            _ => self.load_end,
+        }
+    }
+
+    /// What is on the way since the last loss.
+    fn flight(&self, mtu: u32) -> Load {
+        if self.next <= self.una {
+            return Load::default();
+        }
+        let from = self.load_at(0, self.una, mtu).at_least(self.waived);
+        self.load_at(self.at, self.next, mtu).minus(from)
+    }
+
+    /// Packet `una` is to be sent again, while what was sent behind it is still on the way.
+    fn keep_stale(&mut self, mtu: u32) {
+        let flight = self.flight(mtu);
+        if flight == Load::default() {
+            return;
+        }
+        let Some(work) = self.queue.front() else { return };
+        let sent = (self.una - work.first) as u32;
+        let again = work.load(sent + work.step(sent), mtu).minus(work.load(sent, mtu));
+        self.spare = again.at_most(flight);
+        self.stale = flight.minus(self.spare);
+    }
+
+    /// Nothing of what was sent before the last loss is on the way any more.
+    fn drop_stale(&mut self) {
+        (self.stale, self.spare, self.linger) = (Load::default(), Load::default(), None);
     }
 
     /// Whether the window has room for `packets` more with `octets`.
@@ -257,6 +346,7 @@ impl Requester {
         self.outstanding.clear();
         self.unasked = 0;
         self.failing = None;
+        self.waived = Load::default();
     }
 
     /// How many packets one READ request asks for.
@@ -286,6 +376,7 @@ impl Qp {
             packets: 0,
             piece: 1,
             octets_from: 0,
+            load_from: Load::default(),
             consumers_before: 0,
         });
         Ok(())
@@ -317,6 +408,18 @@ impl Qp {
             self.finish_front(WcStatus::WR_FLUSH_ERR, 0);
         }
         (self.tx.deadline, self.tx.rnr_until) = (None, None);
+        self.tx.drop_stale();
+    }
+
+    /// What it has in receive buffers, or on the way to them, and what is kept for it there.
+    pub(super) fn load(&self) -> Load {
+        if self.config.kind != QpType::Rc || !matches!(self.state, QpState::Rts | QpState::Sqd) {
+            return Load::default();
+        }
+        let (tx, mtu) = (&self.tx, self.attr.path_mtu.octets());
+        let reserve = if tx.unasked > 0 { weigh(mtu) } else { 0 };
+        let load = tx.stale.plus(tx.spare).plus(tx.flight(mtu));
+        load.plus(Load::of(Pool::Peer, reserve))
     }
 
     /// The work request at `index` fails, and the queue pair with it.
@@ -373,6 +476,7 @@ impl Qp {
             tx.outstanding.pop_front();
         }
         tx.deadline = None;
+        tx.drop_stale();
         self.arm(now);
     }
 
@@ -380,6 +484,10 @@ impl Qp {
     fn arm(&mut self, now: Instant) {
         if self.tx.next > self.tx.una && self.tx.deadline.is_none() {
             self.tx.deadline = self.attr.ack_timeout().map(|timeout| now + timeout);
+            // For ever is too long for the others.
+            if self.tx.deadline.is_none() && self.share.is_some() && self.tx.linger.is_none() {
+                self.tx.linger = Some(now + LINGER);
+            }
         }
     }
 
@@ -392,13 +500,19 @@ impl Qp {
         self.stats.sequence_naks_received += 1;
         self.tx.rewound = Some(una);
         self.tx.deadline = None;
+        self.tx.keep_stale(self.attr.path_mtu.octets());
         self.tx.seek(una);
     }
 
     /// Timers that are due.
     pub(super) fn expire(&mut self, now: Instant) {
         if self.tx.rnr_until.is_some_and(|until| until <= now) {
-            self.tx.rnr_until = None;
+            (self.tx.rnr_until, self.tx.linger) = (None, None);
+        }
+        if self.tx.linger.is_some_and(|until| until <= now) {
+            self.tx.drop_stale();
+            let mtu = self.attr.path_mtu.octets();
+            self.tx.waived = self.tx.load_at(self.tx.at, self.tx.next, mtu);
         }
         if self.tx.deadline.is_none_or(|deadline| now < deadline) {
             return;
@@ -406,12 +520,20 @@ impl Qp {
         self.tx.deadline = None;
         self.stats.timeouts += 1;
         if self.tx.retries >= self.attr.retry_cnt {
-            self.fail_work(0, WcStatus::RETRY_EXC_ERR, 0);
+            self.give_up();
             return;
         }
         self.tx.retries += 1;
         self.tx.rewound = None;
+        self.tx.drop_stale();
         self.tx.seek(self.tx.una);
+    }
+
+    /// The oldest request stays without its answer. If that is because the peer refused a later one,
+    /// its word is told.
+    fn give_up(&mut self) {
+        let vendor_err = self.tx.doomed.map_or(0, |doomed| doomed.vendor_err);
+        self.fail_work(0, WcStatus::RETRY_EXC_ERR, vendor_err);
     }
 
     /// Takes a response packet of an RC queue pair.
@@ -493,9 +615,12 @@ impl Qp {
             }
             self.tx.rnr_tries += 1;
         }
-        self.tx.rnr_until = Some(now + Duration::from_micros(rnr_micros(code).into()));
+        let wait = Duration::from_micros(rnr_micros(code).into());
+        self.tx.rnr_until = Some(now + wait);
         (self.tx.deadline, self.tx.retries) = (None, 0);
         self.tx.rewound = None;
+        self.tx.keep_stale(self.attr.path_mtu.octets());
+        self.tx.linger = (wait > LINGER && self.share.is_some()).then(|| now + LINGER);
         self.tx.seek(self.tx.una);
     }
 
@@ -514,11 +639,34 @@ impl Qp {
                 return;
             }
         };
-        // The peer is in its error state: what is unanswered now stays so.
-        self.acknowledge(now, seq);
-        let index =
-            self.tx.queue.iter().position(|work| work.started && seq < work.end()).unwrap_or(0);
-        self.fail_work(index, status, Syndrome::Nak(code).to_octet().into());
+        let vendor_err = Syndrome::Nak(code).to_octet().into();
+        if self.tx.doomed.is_none_or(|doomed| seq < doomed.seq) {
+            self.tx.doomed = Some(Doomed { seq, status, vendor_err });
+        }
+        self.meet_doom(now);
+        // IBTA vol. 1, 9.7.5.1.2: a response behind a READ that has none implies that this is lost.
+        // It is asked for again, and completes, or runs out of retries, in its turn; where nobody
+        // counts retries it ends here.
+        if self.tx.doomed.is_some() {
+            if self.attr.ack_timeout().is_none() {
+                self.give_up();
+            } else {
+                self.rewind_for_gap();
+            }
+        }
+    }
+
+    /// The request that the peer refused fails as soon as all before it is done.
+    fn meet_doom(&mut self, now: Instant) {
+        let Some(Doomed { seq, status, vendor_err }) = self.tx.doomed else {
+            return;
+        };
+        let done = self.acknowledge(now, seq);
+        let itself = self.tx.queue.front().is_some_and(|work| work.started && seq < work.end());
+        if done || itself {
+            self.tx.doomed = None;
+            self.fail_work(0, status, vendor_err);
+        }
     }
 
     /// A READ response, the answer to an atomic, or that to a FLUSH or ATOMIC_WRITE.
@@ -587,6 +735,7 @@ impl Qp {
         }
         self.stats.payload_received += data.len() as u64;
         self.acknowledge_response(now);
+        self.meet_doom(now);
     }
 
     /// Fills `train` with requests.
@@ -598,7 +747,11 @@ impl Qp {
         train: &mut Train,
     ) {
         let rc = self.config.kind == QpType::Rc;
+        self.tx.starved = None;
         while self.tx.rnr_until.is_none() && self.start_work(mem, train.is_empty()) {
+            if self.tx.doomed.is_some_and(|doomed| self.tx.next >= doomed.seq) {
+                break;
+            }
             let Some(mut plan) = self.plan() else {
                 break;
             };
@@ -610,14 +763,25 @@ impl Qp {
                 None => self.ends(),
             };
             let len = packet_len(&plan.headers, plan.len);
-            if !train.takes(len, ends.0, ends.1, limit) {
+            if !train.takes(len, ends.0, ends.1, limit) || !self.keeps_pace(now, len) {
                 break;
             }
             let after = self.tx.next + u64::from(plan.packets);
             let mtu = self.attr.path_mtu.octets();
+            let crowded = match self.room_for(&plan, limit) {
+                Ok(crowded) => crowded,
+                Err(starved) => {
+                    self.tx.starved = Some(starved);
+                    break;
+                }
+            };
+            let Some(work) = self.tx.queue.get(self.tx.at) else {
+                break;
+            };
             let ask = rc
                 && (plan.ask
-                    || self.tx.unasked + 1 >= self.config.ack_every
+                    || crowded
+                    || self.tx.unasked.saturating_add(1) >= self.config.ack_every
                     || !self.tx.has_room(after, self.window, mtu, 1, u64::from(mtu) + OVERHEAD));
             plan.headers.bth = plan.headers.bth.with_ack_req(ask);
             let source = work.source(plan.offset, plan.len);
@@ -638,6 +802,29 @@ impl Qp {
         }
     }
 
+    /// Whether the receive buffers have room for a planned packet: Ok(true) if it is the last one,
+    /// so that it has to ask for an acknowledgement.
+    fn room_for(&self, plan: &Plan, limit: Limit) -> Result<bool, Starved> {
+        let (Some(share), Some(work)) = (&self.share, self.tx.queue.get(self.tx.at)) else {
+            return Ok(false);
+        };
+        let (tx, mtu) = (&self.tx, self.attr.path_mtu.octets());
+        let before = work.load(tx.sent, mtu);
+        let cost = work.load(tx.sent + plan.packets, mtu).minus(before);
+        let load = tx.stale.plus(tx.flight(mtu));
+        if let Err(pool) = share.takes(load, cost) {
+            // No small trains where large ones wait: the rest of the message, or a train.
+            let rest = match pool {
+                Pool::Peer => work.load(work.packets, mtu).minus(before).get(pool),
+                Pool::Own | Pool::Requests | Pool::Results => 0,
+            };
+            let wants = rest.min(limit.octets as u64).max(cost.get(pool));
+            return Err(Starved { pool, wants });
+        }
+        let next = Load::of(Pool::Peer, weigh(mtu));
+        Ok(share.takes(load.plus(cost), next).is_err())
+    }
+
     /// The planned packet is in the train.
     fn advance(&mut self, plan: &Plan, ask: bool) {
         let tx = &mut self.tx;
@@ -647,7 +834,8 @@ impl Qp {
         tx.next += u64::from(plan.packets);
         tx.max = tx.max.max(tx.next);
         tx.sent += plan.packets;
-        tx.unasked = if ask { 0 } else { tx.unasked + 1 };
+        tx.unasked = if ask { 0 } else { tx.unasked.saturating_add(1) };
+        tx.spare = Load::default();
         let Some(work) = tx.queue.get(tx.at) else {
             return;
         };
@@ -720,10 +908,16 @@ impl Qp {
             work.first = tx.end;
             work.packets = work.len.div_ceil(mtu).max(1);
             work.piece = Requester::read_piece(self.window, mtu);
+            if let Some(share) = &self.share {
+                let most = u32::try_from(share.read / weigh(mtu)).unwrap_or(u32::MAX);
+                work.piece = work.piece.min(most).max(1);
+            }
             work.octets_from = tx.octets_end;
+            work.load_from = tx.load_end;
             work.consumers_before = tx.consumers;
             tx.end = work.end();
             tx.octets_end += work.octets(work.packets, mtu);
+            tx.load_end = tx.load_end.plus(work.load(work.packets, mtu));
             tx.consumers += u64::from(work.consumes());
             return true;
         }
@@ -735,11 +929,13 @@ impl Qp {
         let (tx, mtu) = (&self.tx, self.attr.path_mtu.octets());
         let left = work.packets - tx.sent;
         let response = work.awaits_response();
-        let is_read = matches!(work.op, SendOp::Read(_));
-        let packets = if is_read { left.min(work.piece - tx.sent % work.piece) } else { 1 };
+        let packets = work.step(tx.sent);
         if self.config.kind == QpType::Rc {
             let octets = work.octets(tx.sent + packets, mtu) - work.octets(tx.sent, mtu);
-            if !tx.has_room(tx.next, self.window, mtu, packets, octets)
+            // The window may have become smaller: then one more goes, and asks for an
+            // acknowledgement, where none on the way does.
+            let room = tx.unasked > 0 || tx.has_room(tx.next, self.window, mtu, packets, octets);
+            if !room
                 // What was taken at the post goes out, even if they are off by now.
                 || response && tx.outstanding.len() >= self.attr.max_rd_atomic.max(1).into()
             {

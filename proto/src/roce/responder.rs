@@ -10,6 +10,7 @@
 //! first packet on, a WRITE with immediate looks for one with its last.
 
 use alloc::{collections::VecDeque, sync::Arc};
+use core::time::Duration;
 
 use super::{
     Completion, Qp, Reason, Received, Train,
@@ -19,12 +20,13 @@ use super::{
 use crate::{
     mem::{AccessError, AtomicOp, Memory},
     srq::{Receive, ReceiveQueue, Receives},
+    time::Instant,
     verbs::{Access, Imm, PostError, RecvWr, Wc, WcOpcode, WcStatus, pieces},
     wire::{
         ids::{Psn, RKey},
         roce::{
             Headers,
-            aeth::{Aeth, NO_CREDITS, NakCode, Syndrome, credit_code},
+            aeth::{Aeth, NO_CREDITS, NakCode, Syndrome, credit_code, rnr_micros},
             atomic::AtomicAckEth,
             bth::Bth,
             feth::{Placement, Selectivity},
@@ -89,6 +91,27 @@ struct Replay {
     original: Option<u64>,
 }
 
+/// What the peer was told of the packet that is expected, so that it is not told with each that
+/// comes instead.
+///
+/// ```text
+///             a gap: NAK                    no receive: RNR NAK
+///   Missing ◄──────────── Nothing ───────────────────────► Wait(until)
+///      ▲                  ▲     ▲                             │  │
+///      │                  └─────┴── the expected packet ──────┘  │
+///      └───── a gap, and the time is over: what was sent again is lost: NAK
+/// ```
+#[derive(Debug, Clone, Copy, Default)]
+enum Told {
+    #[default]
+    Nothing,
+    /// That it is missing.
+    Missing,
+    /// To wait until then. What comes before was sent on the heels of the packet that had no
+    /// receive.
+    Wait(Instant),
+}
+
 /// Why a request is not carried out.
 pub(super) enum Refusal {
     /// No receive is posted.
@@ -109,8 +132,8 @@ pub(super) struct Responder {
     pub(super) message: Option<Message>,
     /// How the receive of the message in hand ends if the queue pair goes down now.
     receive_status: Option<WcStatus>,
-    /// The gap before the expected PSN is told, or the peer told to wait.
-    nak_sent: bool,
+    /// What the peer was told of the expected PSN.
+    told: Told,
     answers: VecDeque<Answer>,
     replays: VecDeque<Replay>,
     /// The NAK that ended it.
@@ -203,7 +226,12 @@ impl Qp {
     }
 
     /// Takes a request packet of an RC queue pair.
-    pub(super) fn handle_request<M: Memory + ?Sized>(&mut self, received: &Received<'_>, mem: &M) {
+    pub(super) fn handle_request<M: Memory + ?Sized>(
+        &mut self,
+        now: Instant,
+        received: &Received<'_>,
+        mem: &M,
+    ) {
         let bth = received.packet.headers.bth;
         let (psn, expected) = (bth.psn(), self.rx.expected);
         if psn.is_before(expected) {
@@ -213,7 +241,13 @@ impl Qp {
         }
         if psn != expected {
             self.stats.out_of_order += 1;
-            if !core::mem::replace(&mut self.rx.nak_sent, true) {
+            let silent = match self.rx.told {
+                Told::Nothing => false,
+                Told::Missing => true,
+                Told::Wait(until) => now < until,
+            };
+            if !silent {
+                self.rx.told = Told::Missing;
                 self.stats.sequence_naks_sent += 1;
                 self.push_ack(expected, Syndrome::Nak(NakCode::PSN_SEQUENCE));
             }
@@ -225,7 +259,7 @@ impl Qp {
         }
         match self.execute(received, mem) {
             Ok(()) => {
-                self.rx.nak_sent = false;
+                self.rx.told = Told::Nothing;
                 // What is answered otherwise is acknowledged by that.
                 if bth.ack_req() && !awaits_answer(bth.opcode()) {
                     self.acknowledge_all();
@@ -233,9 +267,10 @@ impl Qp {
             }
             Err(Refusal::NotReady) => {
                 self.stats.rnr_naks_sent += 1;
-                // What follows on its heels says nothing new.
-                self.rx.nak_sent = true;
-                self.push_ack(expected, Syndrome::RnrNak(self.attr.min_rnr_timer));
+                let code = self.attr.min_rnr_timer;
+                let wait = Duration::from_micros(rnr_micros(code).into());
+                self.rx.told = Told::Wait(now + wait);
+                self.push_ack(expected, Syndrome::RnrNak(code));
             }
             Err(Refusal::Nak(code)) => self.refuse(expected, code),
         }
@@ -647,11 +682,15 @@ impl Qp {
         if !self.attr.access.contains(access) {
             return Err(INVALID);
         }
-        // The whole region: the address must be in it.
-        let len = if selectivity == Selectivity::REGION { 1 } else { reth.dma_len().into() };
+        // IBTA annex A19: of a whole region address and length mean nothing. The key, its domain and
+        // its rights are checked before both.
+        let whole = selectivity == Selectivity::REGION;
+        let len = if whole { 1 } else { reth.dma_len().into() };
         if len > 0 {
-            mem.check_remote(self.config.scope, reth.rkey(), reth.va(), len, access)
-                .map_err(nak)?;
+            match mem.check_remote(self.config.scope, reth.rkey(), reth.va(), len, access) {
+                Err(AccessError::Wrap | AccessError::Bounds) if whole => {}
+                checked => checked.map_err(nak)?,
+            }
         }
         self.count_message();
         self.remember(self.rx.expected, None);
@@ -683,6 +722,7 @@ impl Qp {
     /// Fills `train` with answers, in the order of the requests.
     pub(super) fn transmit_answers<M: Memory + ?Sized>(
         &mut self,
+        now: Instant,
         mem: &M,
         limit: Limit,
         train: &mut Train,
@@ -730,7 +770,8 @@ impl Qp {
             };
             let payload = source.len() as u32;
             let (local, peer) = self.ends();
-            if !train.takes(packet_len(&headers, payload), local, peer, limit) {
+            let len = packet_len(&headers, payload);
+            if !train.takes(len, local, peer, limit) || payload > 0 && !self.keeps_pace(now, len) {
                 return;
             }
             let pushed = train.push((local, peer), &mut headers, source, mem, self.config.scope);
@@ -822,7 +863,8 @@ mod tests {
         octets.extend([0; 4]);
         let packet = &Packet::parse(&octets).unwrap();
         let from = ([192, 0, 2, 2], 4791).into();
-        qp.handle_request(&Received { packet, from, len: octets.len(), ecn: 0 }, &NoMemory);
+        let received = Received { packet, from, len: octets.len(), ecn: 0 };
+        qp.handle_request(Instant::ZERO, &received, &NoMemory);
         let again: Vec<_> = qp.rx.answers.drain(..).collect();
         assert!(matches!(again[..], [Answer::Atomic { original: 2, .. }]), "{again:?}");
     }

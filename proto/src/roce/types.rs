@@ -2,6 +2,7 @@
 
 use core::{net::SocketAddr, ops::AddAssign, time::Duration};
 
+use super::congestion::Dcqcn;
 use crate::{
     mem::{PdId, Scope},
     verbs::{Access, QpState, QpType, Wc},
@@ -39,6 +40,10 @@ pub struct Config {
     /// Whether acknowledgements tell the peer how many receives are posted. Without, the peer
     /// finds out by RNR NAKs, as with Linux rxe.
     pub credits: bool,
+    /// How it slows down when its peer says that its packets met congestion: RC and UC, requests and
+    /// READ responses. `None`: not at all. Parameters that [`Dcqcn::check`] refuses count as `None`;
+    /// a [`Port`](super::Port) refuses them.
+    pub dcqcn: Option<Dcqcn>,
 }
 
 impl Config {
@@ -55,6 +60,7 @@ impl Config {
             max_train: MAX_TRAIN,
             ecn: false,
             credits: false,
+            dcqcn: Some(Dcqcn::default()),
         }
     }
 }
@@ -362,6 +368,10 @@ pub struct Stats {
     pub access_errors: u64,
     /// Packets that came marked by a congested router.
     pub ce_marked: u64,
+    /// Congestion notifications from the peer.
+    pub cnps_received: u64,
+    /// Times that something was ready and had to wait for the rate that these allow.
+    pub paced: u64,
 }
 
 impl AddAssign for Stats {

@@ -39,7 +39,7 @@ use userdma_proto::{
     wire::{ids::Qpn, mad::cm::PortSpace},
 };
 
-use super::{Clock, LOOK, Look, Pollers, QpShared, Wakes, until};
+use super::{Clock, LOOK, Look, Pollers, QpShared, Spinning, Wakes, until};
 use crate::{
     capture::Tap,
     cq::Cq,
@@ -58,11 +58,16 @@ use crate::{
 const TURN: Budget = Budget { receptions: 16, trains: 16 };
 /// The same for a post: it sends, and does not receive.
 const POST: Budget = Budget { receptions: 0, trains: 64 };
+/// What makes a program one that spins: few polls, as each may move a MiB and more.
+const SPINNING: Spinning = Spinning { polls: 3, recent: LOOK };
 /// How long a peer may take to hear of an error by a NAK, before it is disconnected.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 /// How long a peer may take to answer a disconnect until nobody waits for it any more.
 const FAREWELL: Duration = Duration::from_secs(1);
 
+/// A program that polls and takes a message gets so long to post its answer; the ACK that is owed
+/// goes along with that then, in the same send call. Shorter than half a round trip.
+const GRACE: Duration = Duration::from_micros(3);
 /// How long timers wait at most for what lies in the socket.
 const OVERDUE: Duration = Duration::from_millis(500);
 
@@ -118,6 +123,8 @@ struct Core {
     tap: Option<Tap>,
     /// Completions on their way to a queue: empty between turns.
     fresh: Vec<Wc>,
+    /// What is owed to peers waits until then for a post to take it along, while somebody polls.
+    owed_until: Instant,
     /// The last thing that the socket refused, and to whom.
     trouble: Option<(Option<IpAddr>, String)>,
 }
@@ -220,6 +227,7 @@ impl Engine {
                 impairer: settings.impairer,
                 tap: settings.tap,
                 fresh: Vec::new(),
+                owed_until: Instant::ZERO,
                 trouble: None,
             }),
             peer_udp_port: settings.peer_udp_port,
@@ -350,7 +358,7 @@ impl Engine {
         }
         let queues = self.queues.lock();
         let pollers = queues.iter().map(|(cq, _)| cq.pollers());
-        look.spins(std::iter::once(&self.awaiting).chain(pollers), now)
+        look.spins(std::iter::once(&self.awaiting).chain(pollers), now, SPINNING)
     }
 
     /// A queue pair in the port, in RESET, with the number that it gives.
@@ -715,10 +723,14 @@ impl Core {
             }
             turn.worked = true;
             if lazy && !expired && self.port.has_completions() {
+                self.owed_until = now + GRACE;
                 self.settle(engine, now, &mut turn, wakes);
                 return turn;
             }
             self.transmit(engine, now, TURN, &mut turn);
+        }
+        if lazy && !expired && !turn.worked && now < self.owed_until {
+            return turn;
         }
         // Behind what has come: an answer that lies in the socket is not missing.
         if expired && (turn.drained || self.is_overdue(now)) {
@@ -1515,10 +1527,12 @@ async fn drive(driven: Driven) {
             if !engine.is_awaited() {
                 engine.pause().await;
             }
-            engine.unarmed.store(false, Ordering::SeqCst);
-            turn = engine.turn(clock.now());
+            // Where the lock is taken somebody turns already, and to wait for it would cost him
+            // more than it brings.
+            turn = engine.turn_beside(clock.now());
             continue;
         }
+        engine.unarmed.store(false, Ordering::SeqCst);
         if now < spin_until {
             tokio::task::yield_now().await;
             turn = engine.turn(clock.now());
@@ -1562,9 +1576,17 @@ async fn drive(driven: Driven) {
 }
 
 impl Engine {
+    /// A turn of the task, unless somebody else turns.
+    fn turn_beside(&self, now: Instant) -> Turn {
+        match self.core.try_lock() {
+            Some(core) => self.turn_with(core, now, false),
+            None => Turn::default(),
+        }
+    }
+
     /// A short sleep without the socket.
     async fn pause(&self) {
-        let timer = self.core.lock().needs().timer;
+        let timer = self.core.try_lock().and_then(|core| core.needs().timer);
         tokio::select! {
             () = tokio::time::sleep(LOOK) => {}
             () = self.kick.notified() => {}

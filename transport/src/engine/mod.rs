@@ -59,12 +59,16 @@ use crate::{
 
 /// Set in the tag of work whose completion goes to a future and not to the queue.
 const AWAITED: u64 = 1 << 63;
-/// Polls within [`LOOK`] that make a program one that spins.
-const SPINNING: u64 = 16;
+/// What makes a program one that spins.
+#[derive(Debug, Clone, Copy)]
+struct Spinning {
+    /// Polls in vain within [`LOOK`], at least.
+    polls: u64,
+    /// A program whose last such poll is longer ago does not spin.
+    recent: Duration,
+}
 /// How long a count of polls is looked at before a new one begins.
 const LOOK: Duration = Duration::from_millis(1);
-/// A program whose last poll is longer ago does not spin.
-const RECENT: Duration = Duration::from_micros(200);
 
 /// Nanoseconds since the device was opened: the time that state machines are told.
 #[derive(Debug, Clone, Copy)]
@@ -183,14 +187,19 @@ impl Look {
     }
 
     /// Whether `pollers`, together, poll right now.
-    fn spins<'a>(&mut self, pollers: impl Iterator<Item = &'a Pollers>, now: Instant) -> bool {
+    fn spins<'a>(
+        &mut self,
+        pollers: impl Iterator<Item = &'a Pollers>,
+        now: Instant,
+        spinning: Spinning,
+    ) -> bool {
         let (mut polls, mut last) = (0u64, 0);
         for pollers in pollers {
             polls = polls.wrapping_add(pollers.polls.load(Ordering::Relaxed));
             last = last.max(pollers.last.load(Ordering::Relaxed));
         }
-        let spins = polls.wrapping_sub(self.polls) >= SPINNING
-            && now.saturating_since(Instant::from_nanos(last)) < RECENT;
+        let spins = polls.wrapping_sub(self.polls) >= spinning.polls
+            && now.saturating_since(Instant::from_nanos(last)) < spinning.recent;
         if now.saturating_since(self.at) >= LOOK {
             *self = Self { polls, at: now };
         }

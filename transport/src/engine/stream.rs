@@ -21,7 +21,7 @@ use userdma_proto::{
     verbs::{PostError, QpState, RecvWr, SendWr, Wc, WcOpcode},
 };
 
-use super::{Carrier, LOOK, Look, Pollers, QpShared, Wakes, until};
+use super::{Carrier, LOOK, Look, Pollers, QpShared, Spinning, Wakes, until};
 use crate::{
     error::CloseReason,
     net::{
@@ -34,6 +34,8 @@ use crate::{
 const TURN: Budget = Budget { read: 2 << 20, write: 2 << 20 };
 /// The same for a post: it sends, and does not receive.
 const POST: Budget = Budget { read: 0, write: 4 << 20 };
+/// What makes a program one that spins.
+const SPINNING: Spinning = Spinning { polls: 16, recent: Duration::from_micros(200) };
 /// After this long without traffic a connection gives its buffers back.
 const IDLE: Duration = Duration::from_secs(10);
 
@@ -242,7 +244,7 @@ impl Stream {
 
     /// Whether somebody polls right now, and nobody relies on being woken.
     fn is_polled(&self, qp: &QpShared, look: &mut Look, now: Instant) -> bool {
-        !self.is_awaited(qp) && look.spins(all_pollers(qp), now)
+        !self.is_awaited(qp) && look.spins(all_pollers(qp), now, SPINNING)
     }
 
     /// Whether somebody sleeps until this queue pair brings something.

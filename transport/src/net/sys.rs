@@ -308,6 +308,11 @@ impl Control {
     }
 }
 
+/// The option for IPv4's type of service or IPv6's traffic class.
+pub(crate) const fn tos_option(v6: bool) -> (c_int, c_int) {
+    if v6 { (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) } else { (libc::IPPROTO_IP, libc::IP_TOS) }
+}
+
 /// Everything about datagrams but their octets: for the kernel, in its own form.
 pub(crate) struct Envelope {
     to: SockAddr,
@@ -316,15 +321,19 @@ pub(crate) struct Envelope {
 }
 
 impl Envelope {
-    /// `tos` is the octet of IPv4's type of service or IPv6's traffic class; `from` the source
-    /// address, of the same family as `to`; with `segment` the kernel makes datagrams of that size.
-    pub(crate) fn new(to: SocketAddr, from: Option<IpAddr>, tos: u8, segment: Option<u16>) -> Self {
+    /// `tos` is the octet of IPv4's type of service or IPv6's traffic class, where it is not the
+    /// socket's own; `from` the source address, of the same family as `to`; with `segment` the
+    /// kernel makes datagrams of that size.
+    pub(crate) fn new(
+        to: SocketAddr,
+        from: Option<IpAddr>,
+        tos: Option<u8>,
+        segment: Option<u16>,
+    ) -> Self {
         let mut control = Control::new();
-        match to {
-            SocketAddr::V4(_) => control.push(libc::IPPROTO_IP, libc::IP_TOS, c_int::from(tos)),
-            SocketAddr::V6(_) => {
-                control.push(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, c_int::from(tos));
-            }
+        if let Some(tos) = tos {
+            let (level, kind) = tos_option(to.is_ipv6());
+            control.push(level, kind, c_int::from(tos));
         }
         match (from, to) {
             (Some(IpAddr::V4(from)), _) => {

@@ -270,6 +270,8 @@ pub struct UdpSocket {
     socket: Arc<StdSocket>,
     local: SocketAddr,
     max_packets: usize,
+    /// What packets carry that say nothing else: to say so costs 0.2 µs a send call.
+    tos: u8,
     recv_buffer: usize,
     send_buffer: usize,
     gather: Gather,
@@ -301,6 +303,8 @@ impl UdpSocket {
             // Linux before 5.0 has no such option: packets come one by one then.
             let _ = sys::set_option(fd, libc::SOL_UDP, libc::UDP_GRO, 1);
         }
+        let (level, name) = sys::tos_option(local.is_ipv6());
+        set("ECN", sys::set_option(fd, level, name, ECT_0.into()))?;
         // Only counted, so nothing is lost where it cannot be had.
         let _ = sys::set_option(fd, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1);
         socket.bind(&local.into()).map_err(|e| bind_error(local, e))?;
@@ -316,6 +320,7 @@ impl UdpSocket {
             socket: Arc::new(socket),
             local,
             max_packets: options.max_packets.clamp(1, most),
+            tos: ECT_0,
             recv_buffer,
             send_buffer,
             gather: Gather::default(),
@@ -483,6 +488,7 @@ impl UdpSocket {
         loop {
             let cut = self.max_packets > 1 && rest > segment;
             // A segment of a train is below MAX_TRAIN, a u16.
+            let tos = (tos != self.tos).then_some(tos);
             let envelope = Envelope::new(to, from, tos, cut.then_some(segment as u16));
             let result = self.gather.send_datagrams(
                 &self.socket,
@@ -783,7 +789,7 @@ fn probe(ip: IpAddr) -> io::Result<usize> {
     let to = socket.local_addr()?;
     let octets = [0; MAX_PACKETS_NEW];
     for packets in [MAX_PACKETS_NEW, MAX_PACKETS_EVER] {
-        let envelope = Envelope::new(to, None, 0, Some(1));
+        let envelope = Envelope::new(to, None, None, Some(1));
         let train = std::iter::once(Piece::Bytes(&octets[..packets]));
         let sent =
             Gather::default().send_datagrams(&socket, &envelope, 1, 0, train, |_| unreachable!());

@@ -22,4 +22,4 @@ mod window;
 
 pub use notification::NotificationPoint;
 pub use reaction::{Dcqcn, DcqcnError, Phase, ReactionPoint};
-pub use window::{Room, Window};
+pub use window::{Allowance, Room, Window};

@@ -12,7 +12,7 @@
 //! | single, 1,044 octets | 0.45 | 0.31 |
 //! | single, 40 octets | 0.05 | 0.047 |
 
-use alloc::collections::{BTreeMap, VecDeque};
+use alloc::collections::BTreeMap;
 
 /// What a single packet occupies of a receive buffer besides its own octets, in the budget of 0.4.
 const SINGLE_OVERHEAD: u64 = 300;
@@ -25,6 +25,11 @@ pub struct Room {
 }
 
 impl Room {
+    /// A peer that says itself how many octets may be on their way to it: a token's window.
+    pub const fn told(budget: u64) -> Self {
+        Self { budget, overhead: 0 }
+    }
+
     /// A peer that receives trains as such (GRO): 0.7 of `rcvbuf`, which is what its `SO_RCVBUF`
     /// reports (twice what was set). At least `train` octets, or nothing would ever go.
     pub fn trains(rcvbuf: u64, train: u64) -> Self {
@@ -68,12 +73,21 @@ fn part(n: u64, tenths: u64) -> u64 {
 ///
 /// Whom [`next`](Self::next) names must [`take`](Self::take) or [`withdraw`](Self::withdraw):
 /// everybody else waits for it.
+///
+/// Who finds out only while it builds a train how long that becomes asks for its
+/// [`allowance`](Self::allowance), says with [`hold`](Self::hold) what it has on the way afterwards,
+/// and stands in [`line`](Self::wait) where that was not enough.
+///
+/// Everything is done in a time that grows with the logarithm of how many there are.
 #[derive(Debug, Clone)]
 pub struct Window<K> {
     room: Room,
     used: u64,
     holders: BTreeMap<K, Holder>,
-    line: VecDeque<K>,
+    /// Who waits, by number; the lowest is the head.
+    line: BTreeMap<u64, K>,
+    /// The number that is drawn next.
+    number: u64,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -81,12 +95,24 @@ struct Holder {
     used: u64,
     /// What it waits for; 0 if it does not.
     wants: u64,
+    /// Its number in the line, if it waits.
+    number: u64,
+}
+
+/// How much one sender may have on its way, see [`Window::allowance`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Allowance {
+    /// Octets in all, those included that it has on the way; never less than these.
+    pub most: u64,
+    /// Nobody else has anything on the way, or stands before it: one packet goes, however small the
+    /// budget.
+    pub alone: bool,
 }
 
 impl<K: Ord + Copy> Window<K> {
     /// Nothing is on its way.
     pub const fn new(room: Room) -> Self {
-        Self { room, used: 0, holders: BTreeMap::new(), line: VecDeque::new() }
+        Self { room, used: 0, holders: BTreeMap::new(), line: BTreeMap::new(), number: 0 }
     }
 
     /// The budget changed, because the peer told its buffer. What is on its way stays so.
@@ -102,27 +128,61 @@ impl<K: Ord + Copy> Window<K> {
     /// `who` wants to send `octets` (more than 0), as [`Room::charge`] counts them. True: they are
     /// on their way now. False: `who` is in line.
     pub fn take(&mut self, who: K, octets: u64) -> bool {
-        let first = self.line.front().is_none_or(|&front| front == who);
-        let holder = self.holders.entry(who).or_default();
-        if first && (self.used == 0 || self.used.saturating_add(octets) <= self.room.budget) {
-            if holder.wants > 0 {
-                holder.wants = 0;
-                self.line.pop_front();
-            }
-            holder.used = holder.used.saturating_add(octets);
-            self.used = self.used.saturating_add(octets);
+        if self.is_first(who)
+            && (self.used == 0 || self.used.saturating_add(octets) <= self.room.budget)
+        {
+            self.hold(who, self.used_by(who).saturating_add(octets));
             return true;
         }
+        self.wait(who, octets);
+        false
+    }
+
+    /// How much `who` may have on its way now: what the others leave of the budget, but no more than
+    /// it has where others stand in line before it.
+    pub fn allowance(&self, who: K) -> Allowance {
+        let used = self.used_by(who);
+        if !self.is_first(who) {
+            return Allowance { most: used, alone: false };
+        }
+        self.allowance_in_passing(who)
+    }
+
+    /// The same, whoever stands in line. Those who take it so never wait for two windows in turn,
+    /// each of which gives it a place behind those who wait for the other.
+    pub fn allowance_in_passing(&self, who: K) -> Allowance {
+        let used = self.used_by(who);
+        let others = self.used.saturating_sub(used);
+        Allowance { most: used.max(self.room.budget.saturating_sub(others)), alone: others == 0 }
+    }
+
+    /// `who` has so many octets on their way, whether that is more than before or less. One that
+    /// gets more was served, and leaves the line.
+    pub fn hold(&mut self, who: K, octets: u64) {
+        let holder = self.holders.entry(who).or_default();
+        let served = octets > holder.used;
+        self.used = self.used.saturating_sub(holder.used).saturating_add(octets);
+        holder.used = octets;
+        if served {
+            self.leave(who);
+        }
+        self.tidy(who);
+    }
+
+    /// `who` waits until there is room for `octets` more. It keeps its place if it waits already.
+    pub fn wait(&mut self, who: K, octets: u64) {
+        let holder = self.holders.entry(who).or_default();
         if holder.wants == 0 {
-            self.line.push_back(who);
+            holder.number = self.number;
+            self.line.insert(self.number, who);
+            self.number += 1;
         }
         holder.wants = octets.max(1);
-        false
     }
 
     /// Whose turn it is: the head of the line, if there is room for what it waits for.
     pub fn next(&self) -> Option<K> {
-        let &who = self.line.front()?;
+        let (_, &who) = self.line.first_key_value()?;
         let wants = self.holders.get(&who)?.wants;
         let fits = self.used == 0 || self.used.saturating_add(wants) <= self.room.budget;
         fits.then_some(who)
@@ -136,19 +196,25 @@ impl<K: Ord + Copy> Window<K> {
         };
         let octets = octets.min(holder.used);
         holder.used -= octets;
-        self.used -= octets;
+        self.used = self.used.saturating_sub(octets);
         self.tidy(who);
+    }
+
+    fn is_first(&self, who: K) -> bool {
+        self.line.first_key_value().is_none_or(|(_, &first)| first == who)
+    }
+
+    fn leave(&mut self, who: K) {
+        if let Some(holder) = self.holders.get_mut(&who)
+            && core::mem::take(&mut holder.wants) > 0
+        {
+            self.line.remove(&holder.number);
+        }
     }
 
     /// `who` has nothing to send any more: it leaves the line.
     pub fn withdraw(&mut self, who: K) {
-        let Some(holder) = self.holders.get_mut(&who) else {
-            return;
-        };
-        if holder.wants > 0 {
-            holder.wants = 0;
-            self.line.retain(|&other| other != who);
-        }
+        self.leave(who);
         self.tidy(who);
     }
 
@@ -184,7 +250,7 @@ impl<K: Ord + Copy> Window<K> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::{vec, vec::Vec};
+    use std::{collections::VecDeque, vec, vec::Vec};
 
     #[test]
     fn budgets() {
@@ -232,6 +298,34 @@ mod tests {
         assert_eq!(window.next(), Some(2));
     }
 
+    #[test]
+    fn an_allowance_is_what_the_others_leave() {
+        let mut window = Window::new(Room::told(1000));
+        let allowance = |most, alone| Allowance { most, alone };
+        assert_eq!(window.allowance('a'), allowance(1000, true));
+        window.hold('a', 700);
+        assert_eq!(window.allowance('a'), allowance(1000, true));
+        assert_eq!(window.allowance('b'), allowance(300, false));
+        window.hold('b', 200);
+        window.wait('c', 400);
+        // Who stands in line goes first; the others keep what they have.
+        assert_eq!(window.allowance('a'), allowance(700, false));
+        assert_eq!(window.allowance('c'), allowance(100, false));
+        assert_eq!(window.allowance_in_passing('a'), allowance(800, false));
+        window.wait('a', 100);
+        window.wait('c', 300);
+        assert_eq!((window.next(), window.waiting()), (None, 2));
+        window.hold('b', 0);
+        assert_eq!((window.next(), window.allowance('c')), (Some('c'), allowance(300, false)));
+        window.hold('c', 300);
+        assert_eq!((window.next(), window.waiting(), window.used()), (None, 1, 1000));
+        // Less is no service: the place in line stays.
+        window.hold('a', 300);
+        assert_eq!((window.next(), window.waiting()), (Some('a'), 1));
+        window.hold('c', 5000);
+        assert_eq!(window.allowance('a'), allowance(300, false), "never less than it has");
+    }
+
     /// Everybody always wants to send: nobody gets more than one train ahead of another.
     #[test]
     fn all_get_the_same() {
@@ -264,6 +358,8 @@ mod tests {
         Release(u8, u64),
         Withdraw(u8),
         Forget(u8),
+        /// Sends as much as it may, up to so many octets, and waits for the rest.
+        Fill(u8, u64),
         Turn,
     }
 
@@ -273,7 +369,8 @@ mod tests {
             6 => (who.clone(), 1u64..400).prop_map(|(q, n)| Op::Take(q, n)),
             4 => (who.clone(), 1u64..400).prop_map(|(q, n)| Op::Release(q, n)),
             1 => who.clone().prop_map(Op::Withdraw),
-            1 => who.prop_map(Op::Forget),
+            1 => who.clone().prop_map(Op::Forget),
+            3 => (who, 1u64..400).prop_map(|(q, n)| Op::Fill(q, n)),
             4 => Just(Op::Turn),
         ];
         prop::collection::vec(op, 0..400)
@@ -314,6 +411,26 @@ mod tests {
                         window.forget(who);
                         line.retain(|&other| other != who);
                         used[usize::from(who)] = 0;
+                    }
+                    Op::Fill(who, n) => {
+                        let others = used.iter().sum::<u64>() - used[usize::from(who)];
+                        let first = line.first().is_none_or(|&front| front == who);
+                        let has = used[usize::from(who)];
+                        let Allowance { most, alone } = window.allowance(who);
+                        let room = if first { budget.saturating_sub(others) } else { 0 };
+                        prop_assert_eq!((most, alone), (room.max(has), first && others == 0));
+                        let sent = n.min(most - has);
+                        window.hold(who, has + sent);
+                        used[usize::from(who)] += sent;
+                        if sent > 0 {
+                            line.retain(|&other| other != who);
+                        }
+                        if sent < n {
+                            window.wait(who, n - sent);
+                            if !line.contains(&who) {
+                                line.push(who);
+                            }
+                        }
                     }
                     Op::Turn => {
                         if let Some(who) = window.next() {

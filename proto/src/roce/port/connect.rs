@@ -7,6 +7,7 @@ use crate::{
     roce::{
         PathMtu, Qp, QpAttr, Window,
         cm::{self, ConnId, Datagrams, LocalQp, Reject, Resolve, Token},
+        load::LEAST,
         qp::canonical,
     },
     time::Instant,
@@ -16,10 +17,6 @@ use crate::{
         mad::cm::Reason,
     },
 };
-
-/// What a packet in a peer's receive buffer takes at least, as Linux counts: a window of so many
-/// octets holds no more small packets than one in so many.
-const OCTETS_PER_PACKET: u32 = 1024;
 
 impl Port {
     /// Connects a queue pair, of type RC or UC and in RESET or INIT. [`Event::Established`],
@@ -370,8 +367,12 @@ impl Port {
                 return;
             }
         }
-        self.events.push_back(Event::Established { qpn, terms: terms.into() });
         self.touch(qpn);
+        if let Some(token) = terms.token {
+            self.budgets.set(terms.peer, token.window);
+            self.wake(terms.peer);
+        }
+        self.events.push_back(Event::Established { qpn, terms: terms.into() });
     }
 
     /// How much may be on the way to the peer: what its socket holds, and ours, for what it
@@ -381,7 +382,8 @@ impl Port {
             return self.config.stranger;
         };
         let octets = token.window.min(self.config.window).max(1);
-        Window { packets: (octets / OCTETS_PER_PACKET).max(16), octets }
+        // Of small packets it holds no more than what each takes at least.
+        Window { packets: (octets / LEAST as u32).max(16), octets }
     }
 }
 

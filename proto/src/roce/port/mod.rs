@@ -30,9 +30,18 @@
 //! its first good packet, and from then on it is held to that.
 //!
 //! **Whose turn it is.** MADs go first, then congestion notifications: a connected queue pair whose
-//! packets come marked by a router says so to its peer, at most once in 50 µs. Queue pairs that may have something to send stand in a
-//! line, and each sends one train; those that have nothing cost nothing. Timers stand in a sorted
-//! set: [`Port::poll_timeout`] may name a time too early, never one too late.
+//! packets come marked by a router says so to its peer, at most once in 50 µs. Queue pairs that may
+//! have something to send stand in a line, and each sends one train; those that have nothing cost
+//! nothing, and those that wait for room in a receive buffer stand in a line of their own. Timers
+//! stand in a sorted set: [`Port::poll_timeout`] may name a time too early, never one too late.
+//!
+//! **How much is on the way.** Two bounds. Each RC queue pair has its own [`Window`]. And all that
+//! send to one socket of a peer share what its receive buffer takes ([`Port::budget_toward`]): what
+//! its token said, or [`Config::stranger`]. What they ask for by READs lands in our own socket, and
+//! shares [`Config::window`] ([`Port::own_budget`]). An eighth of each is for READ requests, and for
+//! the results of atomics. What we answer to READs of the peer counts in
+//! its own budget, not in ours toward it. UC and UD have no bound: nobody says when their packets
+//! arrive.
 //!
 //! Two ports and no socket at all:
 //!
@@ -80,6 +89,7 @@
 //! assert_eq!((qpn, completion.wc.id), (theirs, 7));
 //! ```
 
+mod budgets;
 mod connect;
 mod peers;
 mod slots;
@@ -92,16 +102,19 @@ use alloc::{
 use core::net::{IpAddr, SocketAddr};
 
 pub use types::{
-    Accept, Config, Connect, Destination, Event, IcrcPolicy, Limits, PortError, Request, Stats,
+    Accept, Budget, Config, Connect, Destination, Event, IcrcPolicy, Limits, PortError, Request,
+    Stats,
 };
 
 use self::{
+    budgets::Budgets,
     peers::{Peers, Verdict, specified},
     slots::{Slot, Slots},
 };
 use super::{
     Completion, Event as QpEvent, PathMtu, Qp, QpAttr, Reason, Received, Train, Window,
     cm::{self, Cm, ConnId},
+    load::Load,
     qp::{canonical, same_partition},
     transmit::Source,
 };
@@ -140,6 +153,7 @@ pub struct Port {
     /// Whose connection it is.
     links: BTreeMap<ConnId, Qpn>,
     events: VecDeque<Event>,
+    budgets: Budgets,
     /// Queue pairs that may have something to send.
     ready: VecDeque<Qpn>,
     /// Queue pairs whose peer is to be told of congestion.
@@ -164,6 +178,7 @@ impl Port {
             cm,
             links: BTreeMap::new(),
             events: VecDeque::new(),
+            budgets: Budgets::new(config.window, config.stranger.octets),
             ready: VecDeque::new(),
             cnps: VecDeque::new(),
             finished: VecDeque::new(),
@@ -227,8 +242,9 @@ impl Port {
     /// bits, neither 0 nor 1, and not given out again soon.
     ///
     /// # Errors
-    /// There are too many.
+    /// There are too many, or [`Config::dcqcn`](super::Config::dcqcn) is out of range.
     pub fn create_qp(&mut self, config: super::Config) -> Result<Qpn, PortError> {
+        config.dcqcn.map_or(Ok(()), |dcqcn| dcqcn.check())?;
         let generation = self.cm.word() as u8;
         let most = self.slots.most();
         self.slots.insert(config, generation).ok_or(PortError::TooManyQps(most))
@@ -243,6 +259,10 @@ impl Port {
         let slot = self.slots.remove(qpn).ok_or(PortError::UnknownQp(qpn))?;
         if let Some(at) = slot.alarm {
             self.alarms.remove(&(at, qpn));
+        }
+        if let Some(socket) = slot.socket {
+            self.budgets.leave(socket, qpn);
+            self.wake(socket);
         }
         if let Some(conn) = slot.conn {
             self.links.remove(&conn);
@@ -285,6 +305,30 @@ impl Port {
         slot.qp.set_window(window);
         self.touch(qpn);
         Ok(())
+    }
+
+    /// The socket that a queue pair is connected to takes so many octets: its budget, for all queue
+    /// pairs that are connected there. A connection sets it where the peer's token tells; this is for
+    /// what was told otherwise. It is forgotten when the last of them leaves the states RTS and SQD.
+    ///
+    /// # Errors
+    /// There is no such queue pair, or it is not RC in RTS or SQD.
+    pub fn set_peer_window(&mut self, qpn: Qpn, octets: u32) -> Result<(), PortError> {
+        let slot = self.slots.get(qpn).ok_or(PortError::UnknownQp(qpn))?;
+        let socket = slot.socket.ok_or(PortError::NotConnected(qpn))?;
+        self.budgets.set(socket, octets);
+        self.wake(socket);
+        Ok(())
+    }
+
+    /// How much is on the way to the socket `peer`; `None` while no RC queue pair can send there.
+    pub fn budget_toward(&self, peer: SocketAddr) -> Option<Budget> {
+        self.budgets.toward(canonical(peer))
+    }
+
+    /// How much of what was asked for by READs and the like is on the way to our own socket.
+    pub fn own_budget(&self) -> Budget {
+        self.budgets.own()
     }
 
     /// Queues a send work request, as [`Qp::post_send`] does.
@@ -570,12 +614,21 @@ impl Port {
         if slot.held {
             return None;
         }
+        let socket = slot.socket;
+        slot.qp.share = socket.and_then(|socket| self.budgets.share(socket, qpn));
         slot.qp.config.max_train = slot.max_train.min(limits.max_packets).max(1);
         let some = slot.qp.poll_transmit(now, mem, limits.max_octets, train);
         slot.qp.config.max_train = slot.max_train;
         let ecn = if train.ecn_capable() { 0b10 } else { 0 };
         let (tos, scope) = (slot.traffic_class & !0b11 | ecn, slot.qp.config().scope);
         let ends = train.local().zip(train.peer());
+        let (starved, share, load) = (slot.qp.tx.starved, slot.qp.share, slot.qp.load());
+        debug_assert!(share.is_none_or(|share| share.is_kept(load)), "{share:?}, {load:?}");
+        self.balance(qpn);
+        if let Some(socket) = socket {
+            self.budgets.wait(socket, qpn, starved);
+            self.wake(socket);
+        }
         self.settle(qpn, some);
         let (from, to) = ends.filter(|_| some)?;
         Some(Destination { to, from, tos, scope })
@@ -610,8 +663,49 @@ impl Port {
         self.settle(qpn, true);
     }
 
+    /// What a queue pair has on the way may have changed, or to whom.
+    fn balance(&mut self, qpn: Qpn) {
+        let Some(slot) = self.slots.get_mut(qpn) else { return };
+        let can_send = matches!(slot.qp.state(), QpState::Rts | QpState::Sqd);
+        let socket =
+            (can_send && slot.qp.config().kind == QpType::Rc).then(|| slot.qp.attributes().peer);
+        let load = slot.qp.load();
+        let before = (slot.socket, slot.load);
+        if before == (socket, load) {
+            return;
+        }
+        (slot.socket, slot.load) = (socket, load);
+        if before.0 == socket {
+            if let Some(socket) = socket {
+                self.budgets.hold(socket, qpn, before.1, load);
+                self.wake(socket);
+            }
+            return;
+        }
+        if let Some(old) = before.0 {
+            self.budgets.leave(old, qpn);
+            self.wake(old);
+        }
+        if let Some(new) = socket {
+            self.budgets.join(new);
+            self.budgets.hold(new, qpn, Load::default(), load);
+        }
+    }
+
+    /// There may be room again: whose turn it is sends.
+    fn wake(&mut self, socket: SocketAddr) {
+        for qpn in self.budgets.next(socket) {
+            let Some(slot) = self.slots.get_mut(qpn) else { continue };
+            if !slot.ready {
+                slot.ready = true;
+                self.ready.push_back(qpn);
+            }
+        }
+    }
+
     /// Sees to what a queue pair left to be done.
     fn settle(&mut self, qpn: Qpn, may_send: bool) {
+        self.balance(qpn);
         let Some(slot) = self.slots.get_mut(qpn) else { return };
         if may_send && !slot.held && !slot.ready {
             slot.ready = true;

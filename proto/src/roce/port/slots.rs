@@ -5,9 +5,10 @@
 //! ```
 
 use alloc::{collections::VecDeque, vec::Vec};
+use core::net::SocketAddr;
 
 use crate::{
-    roce::{Config, Qp, cm::ConnId, congestion::NotificationPoint},
+    roce::{Config, Qp, cm::ConnId, congestion::NotificationPoint, load::Load},
     time::Instant,
     wire::ids::Qpn,
 };
@@ -33,6 +34,10 @@ pub(super) struct Slot {
     pub(super) held: bool,
     /// It is in the list of those that may have something to send.
     pub(super) ready: bool,
+    /// The peer's socket whose budget it shares.
+    pub(super) socket: Option<SocketAddr>,
+    /// What it has of that, and of our own.
+    pub(super) load: Load,
     /// It is in the list of those that have completions.
     pub(super) finished: bool,
     /// When the port looks after its timer.
@@ -96,6 +101,8 @@ impl Slots {
             conn: None,
             held: false,
             ready: false,
+            socket: None,
+            load: Load::default(),
             finished: false,
             alarm: None,
             notification: NotificationPoint::default(),

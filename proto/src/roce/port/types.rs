@@ -8,6 +8,7 @@ use crate::{
     roce::{
         ModifyError, PathMtu, Reason, Window,
         cm::{self, Awaited, CmError, ConnId, Ended, Established, Rejected},
+        congestion::DcqcnError,
     },
     verbs::{PostError, QpState, QpType},
     wire::ids::Qpn,
@@ -39,10 +40,11 @@ pub struct Config {
     pub max_qps: usize,
     /// Peers of which something is remembered. One more, and the one not heard of goes.
     pub max_peers: usize,
-    /// Octets that our socket's receive buffer holds: told to userdma peers, and how much is
-    /// asked for by READs at a time.
+    /// Octets that our socket's receive buffer holds: told to userdma peers, and how much all queue
+    /// pairs together ask for by READs at a time.
     pub window: u32,
-    /// How much is on the way to a peer that has not told its own window.
+    /// How much each queue pair has on the way to a peer that has not told its own window. All that
+    /// go to the same socket of such a peer together have no more octets on the way than one.
     pub stranger: Window,
     /// What our token says of packets out of order.
     pub out_of_order: bool,
@@ -67,6 +69,18 @@ impl Config {
             cm: cm::Config::new(seed),
         }
     }
+}
+
+/// How a receive buffer is used that queue pairs share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Budget {
+    /// Octets that may be on the way to it.
+    pub octets: u64,
+    /// Octets that are, or that are kept for packets that must be able to go. A packet counts 1024 at
+    /// least.
+    pub used: u64,
+    /// Queue pairs that wait for room.
+    pub waiting: usize,
 }
 
 /// What one call of [`Port::poll_transmit`](super::Port::poll_transmit) may give out.
@@ -314,6 +328,9 @@ pub enum PortError {
     /// The socket is bound to all addresses, and none was given.
     #[error("our own address toward {0} is not known: say it")]
     NoLocalAddress(IpAddr),
+    /// The parameters of congestion control make no sense.
+    #[error(transparent)]
+    Dcqcn(#[from] DcqcnError),
     /// What the connection manager says.
     #[error(transparent)]
     Cm(#[from] CmError),

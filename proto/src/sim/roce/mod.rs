@@ -287,6 +287,8 @@ fn add(sum: &mut Stats, more: &Stats) {
         no_receive,
         access_errors,
         ce_marked,
+        cnps_received,
+        paced,
     } = more;
     sum.packets_sent += packets_sent;
     sum.packets_resent += packets_resent;
@@ -306,6 +308,8 @@ fn add(sum: &mut Stats, more: &Stats) {
     sum.no_receive += no_receive;
     sum.access_errors += access_errors;
     sum.ce_marked += ce_marked;
+    sum.cnps_received += cnps_received;
+    sum.paced += paced;
 }
 
 /// A problem of the queue pair on `side` of `pair`.
