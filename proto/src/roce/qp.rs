@@ -354,7 +354,7 @@ impl Qp {
                 if !train.is_empty() {
                     // What is short enough to be the last of the train rides along: an ACK costs
                     // no send call of its own.
-                    self.transmit_answers(mem, limit, train);
+                    self.transmit_answers(now, mem, limit, train);
                 }
             }
             if !train.is_empty() {

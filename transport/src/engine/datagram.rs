@@ -1532,7 +1532,12 @@ async fn drive(driven: Driven) {
             turn = engine.turn_beside(clock.now());
             continue;
         }
-        engine.unarmed.store(false, Ordering::SeqCst);
+        if engine.unarmed.swap(false, Ordering::SeqCst) {
+            // Whoever polled last may have left something to be sent, and held the lock when the
+            // task came by.
+            turn = engine.turn(clock.now());
+            continue;
+        }
         if now < spin_until {
             tokio::task::yield_now().await;
             turn = engine.turn(clock.now());
