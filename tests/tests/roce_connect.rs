@@ -1066,7 +1066,8 @@ async fn a_peer_that_vanishes_is_noticed_by_disconnecting() {
     let (_here, qp, _stranger) = to_a_stranger(Host::init).await;
     let began = Instant::now();
     assert_eq!(qp.disconnect().await, CloseReason::Lost);
-    assert!(began.elapsed() < Duration::from_secs(5), "nobody waits for long");
+    // Asked four times, each time with twice the patience: 3.75 s.
+    assert!(began.elapsed() > Duration::from_secs(3), "{:?}", began.elapsed());
     assert_eq!(qp.state(), QpState::Err);
 }
 

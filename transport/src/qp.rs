@@ -350,8 +350,8 @@ impl Qp {
     /// does not stop the closing. Meanwhile no send is taken.
     ///
     /// RoCE: once all sends are acknowledged, or the time is over, the connection manager disconnects,
-    /// and both sides flush what is left. A peer that does not answer that within a second is given
-    /// up ([`CloseReason::Lost`]).
+    /// and both sides flush what is left. A peer that does not answer that is asked three times more,
+    /// and given up after 4 s ([`CloseReason::Lost`]).
     ///
     /// The peer's side closes by itself once its own work is done: a peer that sends FIN has
     /// nothing more to say, so receives are flushed and the state is [`QpState::Err`], as the
