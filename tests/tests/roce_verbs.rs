@@ -29,7 +29,8 @@ use userdma::{
 
 /// Every operation that RoCE has, each content checked at both ends.
 async fn every_operation(host: &str, options: [DeviceOptions; 2]) {
-    let (a, b) = roce_pair_with(host, options, |_| {}).await;
+    // A quarter of a second: a busy machine takes its time for thousands of packets.
+    let (a, b) = roce_pair_with(host, options, |init| init.timeout = 16).await;
     let (ma, mb) = (a.mr(3 << 20, 1), b.mr(3 << 20, 2));
 
     // SEND: gathered from three pieces, scattered into two.

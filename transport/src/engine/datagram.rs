@@ -585,8 +585,9 @@ impl Engine {
 
     pub(crate) fn unlisten(&self, port: u16) {
         let service = PortSpace::TCP.service_id(port);
-        self.locked(|core, _| {
-            core.listeners.remove(&service);
+        self.locked(|core, wakes| {
+            let listener = core.listeners.remove(&service);
+            wakes.later(move || drop(listener));
             core.port.unlisten(self.clock.now(), service);
         });
     }
@@ -950,7 +951,7 @@ impl Core {
 
     fn take_event(&mut self, engine: &Engine, now: Instant, event: Event, wakes: &mut Wakes) {
         match event {
-            Event::Request(request) => self.take_request(engine, now, request),
+            Event::Request(request) => self.take_request(engine, now, request, wakes),
             Event::Established { qpn, terms } => self.establish(engine, qpn, terms, wakes),
             Event::Rejected { qpn: Some(qpn), rejected } => {
                 self.refused(now, qpn, Refusal::Rejected(rejected), wakes);
@@ -976,7 +977,13 @@ impl Core {
         }
     }
 
-    fn take_request(&mut self, engine: &Engine, now: Instant, request: Box<Request>) {
+    fn take_request(
+        &mut self,
+        engine: &Engine,
+        now: Instant,
+        request: Box<Request>,
+        wakes: &mut Wakes,
+    ) {
         let max = self
             .socket
             .path_mtu(request.cm.peer)
@@ -990,17 +997,18 @@ impl Core {
             let _ = self.port.reject(now, &request, &Reject::mtu(max));
             return;
         }
-        let sent = match self.listeners.get(&request.cm.service_id) {
-            Some(listener) => listener.try_send(request).map_err(|e| e.into_inner()),
-            None => Err(request),
-        };
-        if let Err(request) = sent {
-            count(&engine.counters.refused);
-            let crowded = Reject {
-                reason: userdma_proto::wire::mad::cm::Reason::NO_RESOURCES,
-                ..Reject::consumer(&[])
-            };
-            let _ = self.port.reject(now, &request, &crowded);
+        let listener = self.listeners.get(&request.cm.service_id);
+        match listener.map(|listener| listener.clone().try_reserve_owned()) {
+            // Whoever waits for it is woken, and so without the lock.
+            Some(Ok(place)) => wakes.later(move || drop(place.send(request))),
+            Some(Err(_)) | None => {
+                count(&engine.counters.refused);
+                let crowded = Reject {
+                    reason: userdma_proto::wire::mad::cm::Reason::NO_RESOURCES,
+                    ..Reject::consumer(&[])
+                };
+                let _ = self.port.reject(now, &request, &crowded);
+            }
         }
     }
 
