@@ -92,6 +92,7 @@ impl World {
             let addr: SocketAddr = format!("192.0.2.{}:4791", i + 1).parse().unwrap();
             let mut config = Config::new(addr, seed * 2 + i);
             config.window = windows[i as usize];
+            config.out_of_order = seed % 2 == 1;
             let mem = PlainMemory::default();
             let all = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
             mem.add(TARGET, PD, all, 0, vec![1; LEN]);
@@ -289,13 +290,25 @@ fn check_done(world: &World, qps: &[[Qpn; 2]], n: u64) {
 
 #[test]
 fn many_queue_pairs_share_the_peers_buffer_and_their_own() {
-    // Loss of data, and of acknowledgements, one in so many.
-    for (seed, loss) in [(1, [0, 0]), (2, [20, 20]), (3, [7, 0]), (4, [0, 3])] {
+    // Loss of data, and of acknowledgements, one in so many; with odd seeds both sides keep what comes
+    // out of order.
+    for (seed, loss) in [
+        (1, [0, 0]),
+        (2, [0, 0]),
+        (3, [20, 20]),
+        (4, [20, 20]),
+        (5, [7, 0]),
+        (6, [7, 0]),
+        (7, [0, 5]),
+        (8, [0, 5]),
+    ] {
         let windows = [40_000, 60_000];
         let mut world = World::new(seed, windows);
         world.hosts[1].port.listen(SERVICE, 64).unwrap();
         let mtus = [PathMtu::Mtu1024, PathMtu::Mtu4096, PathMtu::Mtu256];
         let qps: Vec<_> = (0..200).map(|i| world.connected(mtus[i % 3])).collect();
+        let agreed = |qp: &roce::Qp| qp.attributes().out_of_order == (seed % 2 == 1);
+        assert!(world.hosts.iter().flat_map(|host| host.port.qps()).all(agreed));
         world.loss = loss;
         post_all(&mut world, &qps, 4, 9000);
         world.hosts.iter_mut().for_each(|host| host.most = 0);
@@ -312,11 +325,11 @@ fn many_queue_pairs_share_the_peers_buffer_and_their_own() {
             let (most, window) = (host.most, u64::from(window));
             assert!(most <= window, "seed {seed}: {most} of {window}");
             // And it is made use of.
-            assert!(most * 4 > window * 3, "seed {seed}: {most} of {window}");
+            assert!(most * 2 > window, "seed {seed}: {most} of {window}");
         }
         let stats = world.hosts[0].port.qps().map(|qp| qp.stats().packets_resent).sum::<u64>();
         assert_eq!(stats > 100, loss != [0, 0], "{stats} resent");
-        assert!(loss == [0, 0] || world.lost > 200, "{} lost", world.lost);
+        assert!(loss == [0, 0] || world.lost > 100, "{} lost", world.lost);
         assert!(world.is_idle());
     }
 }

@@ -164,16 +164,17 @@ impl Net {
         }
     }
 
-    /// Two hosts; even seeds IPv4, odd ones IPv6 with ports of their own.
+    /// Two hosts; even seeds IPv4, odd ones IPv6 with ports of their own. Every third does not keep
+    /// what comes out of order.
     fn pair(seed: u64) -> Self {
         let ends = match seed % 2 {
             0 => ["192.0.2.1:4791", "192.0.2.2:4791"],
             _ => ["[2001:db8::1]:4792", "[2001:db8::2]:4793"],
         };
-        let hosts = ends
-            .into_iter()
-            .zip(1..)
-            .map(|(end, n)| Host::new(Config::new(addr(end), seed * 2 + n)));
+        let hosts = ends.into_iter().zip(1..).map(|(end, n)| {
+            let config = Config::new(addr(end), seed * 2 + n);
+            Host::new(Config { out_of_order: !seed.is_multiple_of(3), ..config })
+        });
         Self::new(hosts.collect(), seed)
     }
 
@@ -645,6 +646,44 @@ fn what_both_sides_said_is_what_the_queue_pairs_are_set_to() {
     assert_eq!((b.max_rd_atomic, a.max_dest_rd_atomic), (7, 7));
     assert_eq!((a.timeout, a.retry_cnt, a.rnr_retry), (12, 3, 2));
     assert_eq!((b.timeout, b.retry_cnt, b.rnr_retry), (12, 3, 4));
+}
+
+/// Only what is missing is sent again where both sides say so, and to nobody else.
+#[test]
+fn what_comes_out_of_order_is_kept_where_both_agree() {
+    for (ours, theirs, token) in
+        [(true, true, true), (true, false, true), (false, true, true), (true, true, false)]
+    {
+        let mut net = Net::pair(0);
+        for (host, out_of_order) in net.hosts.iter_mut().zip([ours, theirs]) {
+            host.port = Port::new(Config { out_of_order, ..host.port.config().clone() });
+        }
+        net.listen(1);
+        let client = net.hosts[0].qp(QpType::Rc);
+        let connect = Connect { token, ..Connect::new(net.hosts[1].addr, SERVICE) };
+        net.hosts[0].port.connect(net.now, client, &connect).unwrap();
+        net.run(|net| net.hosts[1].requests() > 0);
+        let (request, server) = (net.hosts[1].request(), net.hosts[1].qp(QpType::Rc));
+        net.hosts[1].port.accept(net.now, &request, server, &Accept::default()).unwrap();
+        net.run(|net| net.hosts[0].established(client) && net.hosts[1].established(server));
+        for (host, qpn) in net.hosts.iter().zip([client, server]) {
+            let agreed = host.port.qp(qpn).unwrap().attributes().out_of_order;
+            assert_eq!(agreed, ours && theirs && token, "{ours} {theirs} {token}");
+        }
+        // 200 packets, one in twenty lost.
+        net.faults.loss = 20;
+        net.hosts[1].mem.add(1, PD, Access::REMOTE_WRITE, 0, vec![0; 200 << 10]);
+        net.hosts[0].mem.add(1, PD, Access::empty(), 0, vec![7; 200 << 10]);
+        let to = RemoteAddr::new(0, RKey(1));
+        let write = SendWr::write(1, [Sge::new(0, 200 << 10, LKey(1))], to);
+        net.hosts[0].port.post_send(client, write, 0).unwrap();
+        net.run(|net| !net.hosts[0].wcs.is_empty());
+        assert!(net.hosts[0].wcs[0].1.status.is_ok());
+        assert!(net.hosts[1].mem.bytes(1).iter().all(|&octet| octet == 7));
+        let (sent, taken) = (net.hosts[0].port.qp(client), net.hosts[1].port.qp(server));
+        let (resent, kept) = (sent.unwrap().stats().packets_resent, taken.unwrap().stats().kept);
+        assert_eq!((kept > 20, resent < 60), (ours && theirs && token, kept > 0), "{resent}");
+    }
 }
 
 #[test]

@@ -1484,3 +1484,192 @@ fn what_is_refused_fails_in_its_turn() {
     lab.take(nak(ours_at(2), 0x62));
     assert_eq!(lab.statuses(), [(1, WcStatus::REM_ACCESS_ERR)]);
 }
+
+/// With a peer that keeps what comes out of order, as we do.
+fn orderly(change: impl FnOnce(&mut Config)) -> Lab {
+    let mut config = Config::new(QpType::Rc, PdId(PD), Qpn(0x11));
+    change(&mut config);
+    let mut lab = Lab::rc();
+    lab.qp = Qp::new(config);
+    let mut attr = QpAttr { out_of_order: Some(true), ..attributes() };
+    for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+        lab.qp.modify(&QpAttr { state: Some(state), ..attr }).unwrap();
+        attr = QpAttr::default();
+    }
+    lab
+}
+
+fn quiet(packet: In) -> In {
+    packet.with(|headers| headers.bth = headers.bth.with_ack_req(false))
+}
+
+#[test]
+fn what_comes_too_early_is_kept_and_has_its_turn() {
+    let only = |n| packet(Opcode::RC_SEND_ONLY, THEIRS + n, 4 + n as usize);
+    let nak_at = |n, msn| ("RC_ACK", THEIRS + n, 0x60, msn);
+    let mut lab = orderly(|_| {});
+    (0..9).for_each(|id| lab.recv(id, 20));
+    // 0, 2 and 5 are missing; what comes twice is one.
+    for n in [1, 3, 4, 3, 6] {
+        lab.take(only(n));
+    }
+    assert_eq!((lab.answers(), lab.wcs()), (vec![nak_at(0, 0)], vec![]));
+    assert_eq!((lab.stats().out_of_order, lab.stats().kept), (5, 4));
+    // The peer sent what it knew of, asks, and is told what else is missing.
+    lab.take(only(0));
+    assert_eq!(lab.answers(), [nak_at(2, 2)]);
+    // One that does not ask may be the first of several.
+    lab.take(quiet(only(2)));
+    assert_eq!(lab.answers(), [("RC_ACK", THEIRS + 4, 0x1f, 5)], "what was kept did ask");
+    lab.take(only(7));
+    assert_eq!(lab.answers(), [nak_at(5, 5)]);
+    lab.take(only(5));
+    assert_eq!(lab.answers(), [("RC_ACK", THEIRS + 7, 0x1f, 8)]);
+    let done: Vec<_> = lab.wcs().iter().map(|wc| (wc.id, wc.byte_len)).collect();
+    assert_eq!(done, (0..8).map(|n| (n, 4 + n as u32)).collect::<Vec<_>>());
+    assert_eq!((lab.stats().duplicates, lab.stats().malformed), (0, 0));
+    // What was kept and comes again is a duplicate.
+    lab.take(only(6));
+    assert_eq!(lab.answers(), [("RC_ACK", THEIRS + 7, 0x1f, 8)]);
+    assert_eq!((lab.stats().duplicates, lab.wcs()), (1, vec![]));
+}
+
+#[test]
+fn what_is_kept_has_bounds() {
+    let only = |n, len| packet(Opcode::RC_SEND_ONLY, THEIRS + n, len);
+    let mut lab = orderly(|config| config.max_kept = 2);
+    (0..9).for_each(|id| lab.recv(id, 256));
+    [3, 2, 1].into_iter().for_each(|n| lab.take(only(n, 4)));
+    lab.take(packet(Opcode::RC_ACK, THEIRS + 4, 0).aeth(0x1f, 0));
+    assert_eq!((lab.stats().kept, lab.stats().out_of_order), (2, 3));
+    lab.sent();
+    lab.take(only(0, 4));
+    assert_eq!(lab.answers(), [("RC_ACK", THEIRS + 1, 0x60, 1)]);
+    lab.take(only(1, 4));
+    assert_eq!(lab.answers(), [("RC_ACK", THEIRS + 3, 0x1f, 4)]);
+
+    let mut lab = orderly(|config| config.max_kept_octets = 1000);
+    (1..9).for_each(|n| lab.take(only(n, 256)));
+    assert!((1..=3).contains(&lab.stats().kept), "{}", lab.stats().kept);
+    // Too far ahead, or without an opcode that is known.
+    let mut lab = orderly(|_| {});
+    lab.take(only(1 << 16, 4));
+    lab.take(packet(Opcode(0x1f), THEIRS + 1, 4));
+    assert_eq!(lab.stats().kept, 0);
+}
+
+/// What has its turn is what it always is: it may find no receive, be refused, take many numbers.
+#[test]
+fn what_is_kept_is_judged_in_its_turn() {
+    let mut lab = orderly(|_| {});
+    lab.take(packet(Opcode::RC_READ_REQUEST, THEIRS + 1, 0).reth(0x1000, OPEN, 600));
+    lab.take(packet(Opcode::RC_SEND_ONLY, THEIRS + 4, 4));
+    lab.take(packet(Opcode::RC_WRITE_ONLY, THEIRS + 5, 4).reth(0x1000, OPEN, 4));
+    lab.sent();
+    lab.take(packet(Opcode::RC_WRITE_ONLY, THEIRS, 4).reth(0x1000, OPEN, 4));
+    let of = |out: &Out| (out.psn() - THEIRS, out.headers.aeth.map(|aeth| aeth.syndrome));
+    let answers: Vec<_> = lab.sent().iter().map(of).collect();
+    // The READ's responses, and that there is no receive.
+    assert_eq!(answers, [(1, Some(0x1f)), (2, None), (3, Some(0x1f)), (4, Some(0x2c))]);
+    lab.recv(1, 4);
+    lab.take(packet(Opcode::RC_SEND_ONLY, THEIRS + 4, 4));
+    assert_eq!(lab.answers(), [("RC_ACK", THEIRS + 5, 0x1f, 4)]);
+
+    let mut lab = orderly(|_| {});
+    lab.recv(1, 4);
+    lab.take(packet(Opcode::RC_WRITE_ONLY, THEIRS + 1, 4).reth(0x1000, 0xdead, 4));
+    lab.take(packet(Opcode::RC_SEND_ONLY, THEIRS + 2, 4));
+    lab.sent();
+    lab.take(packet(Opcode::RC_WRITE_ONLY, THEIRS, 4).reth(0x1000, OPEN, 4));
+    assert_eq!(lab.answers(), [("RC_ACK", THEIRS + 1, 0x62, 1)]);
+    assert_eq!((lab.qp.state(), lab.statuses()), (QpState::Err, vec![(1, FLUSHED)]));
+}
+
+/// Four messages of three packets each, on the way.
+fn four_sends_on_the_way() -> Lab {
+    let mut lab = orderly(|_| {});
+    for id in 0..4 {
+        lab.post(SendWr::send(id, [local(0, 3 * MTU as u32)]));
+    }
+    assert_eq!(lab.sent().len(), 12);
+    lab
+}
+
+impl Lab {
+    /// PSN, and whether an acknowledgement is asked for.
+    fn asks(&mut self) -> Vec<(u32, bool)> {
+        self.sent().iter().map(|out| (out.psn(), out.ask())).collect()
+    }
+}
+
+#[test]
+fn only_what_is_missing_is_sent_again() {
+    let at = ours_at;
+    let mut lab = four_sends_on_the_way();
+    lab.take(nak(at(4), 0x60));
+    assert_eq!(lab.asks(), [(at(4), true)]);
+    lab.take(nak(at(4), 0x60));
+    assert_eq!(lab.asks(), [], "told twice");
+    // What is new goes on behind what was sent.
+    lab.post(SendWr::send(4, [local(0, 2 * MTU as u32)]));
+    assert_eq!(lab.asks(), [(at(12), false), (at(13), true)]);
+    // Something else is missing.
+    lab.take(nak(at(8), 0x60));
+    assert_eq!(lab.asks(), [(at(8), true)]);
+    lab.take(ack(at(13)));
+    let done: Vec<_> = (0..5).map(|id| (id, WcStatus::SUCCESS)).collect();
+    assert_eq!((lab.statuses(), lab.qp.poll_timeout()), (done, None));
+    assert_eq!((lab.stats().packets_resent, lab.stats().sequence_naks_received), (2, 2));
+
+    // Many in a row: more at a time.
+    let mut lab = four_sends_on_the_way();
+    for (from, to) in [(1, 2), (2, 4), (4, 8), (8, 12)] {
+        lab.take(nak(at(from), 0x60));
+        let expected: Vec<_> = (from..to).map(|n| (at(n), n + 1 == to || n % 3 == 2)).collect();
+        assert_eq!(lab.asks(), expected);
+    }
+    // Silence: the answer to one packet tells what is missing. Again: everything from there.
+    lab.wait(Duration::from_nanos(4096 << 10));
+    assert_eq!(lab.asks(), [(at(8), true)]);
+    lab.wait(Duration::from_nanos(4096 << 10));
+    assert_eq!((lab.sent().len(), lab.stats().timeouts), (4, 2));
+    lab.take(ack(at(11)));
+    assert_eq!(lab.statuses().len(), 4);
+}
+
+/// What was lost at the end shows when what was missing before it is there.
+#[test]
+fn a_tail_that_is_lost_is_found() {
+    let at = ours_at;
+    let mut lab = four_sends_on_the_way();
+    lab.take(nak(at(4), 0x60));
+    lab.sent();
+    // The rest is lost: had it come, something would be missing, or all be there.
+    lab.take(ack(at(6)));
+    assert_eq!(lab.asks(), [(at(7), true)]);
+    lab.take(ack(at(7)));
+    assert_eq!(lab.asks(), [(at(8), true), (at(9), true)]);
+    lab.take(ack(at(9)));
+    assert_eq!(lab.asks(), [(at(10), false), (at(11), true)]);
+    lab.take(ack(at(11)));
+    assert_eq!((lab.statuses().len(), lab.stats().timeouts), (4, 0));
+}
+
+/// Answers are taken in order only: after one that is lost everything is asked for again.
+#[test]
+fn a_lost_answer_goes_back_to_it() {
+    let mut lab = orderly(|_| {});
+    lab.post(SendWr::read(1, [local(0, 8)], remote(OPEN)));
+    lab.post(SendWr::send(2, [local(0, 8)]));
+    lab.post(SendWr::send(3, [local(0, 8)]));
+    assert_eq!(lab.sent().len(), 3);
+    lab.take(nak(ours_at(2), 0x60));
+    assert_eq!(lab.sent().len(), 3);
+    // A wait for a receive, too.
+    lab.take(packet(Opcode::RC_READ_RESP_ONLY, ours_at(0), 8).aeth(0x1f, 1));
+    lab.take(nak(ours_at(1), 0x21));
+    lab.wait(Duration::from_micros(10));
+    assert_eq!(lab.sent().len(), 2);
+    lab.take(ack(ours_at(2)));
+    assert_eq!(lab.statuses().len(), 3);
+}

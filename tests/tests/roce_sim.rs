@@ -29,17 +29,18 @@ struct Sum {
     marked: u64,
     resent: u64,
     timeouts: u64,
+    kept: u64,
     rnr: u64,
     given_up: usize,
     received: u64,
 }
 
 /// Runs seeds; says which ones failed, and how.
-fn run_all(count: u64, kind: QpType) -> Sum {
+fn run_all(count: u64, kind: QpType, out_of_order: bool) -> Sum {
     let (mut failed, mut sum) = (Vec::new(), Sum::default());
     for seed in 0..count {
         let mut settings = Settings::from_seed(seed);
-        settings.kind = kind;
+        (settings.kind, settings.out_of_order) = (kind, out_of_order);
         let Report { verdict, network, stats, bad_icrc, given_up, .. } = run(&settings);
         if let Err(problem) = verdict {
             failed.push(format!("seed {seed}: {problem}"));
@@ -51,6 +52,7 @@ fn run_all(count: u64, kind: QpType) -> Sum {
         sum.marked += stats.ce_marked;
         sum.resent += stats.packets_resent;
         sum.timeouts += stats.timeouts;
+        sum.kept += stats.kept;
         sum.rnr += stats.rnr_naks_received;
         sum.given_up += given_up.len();
         sum.received += stats.payload_received;
@@ -63,17 +65,26 @@ fn run_all(count: u64, kind: QpType) -> Sum {
 
 #[test]
 fn reliable_connections_are_reliable() {
-    let sum = run_all(seeds(400), QpType::Rc);
+    let sum = run_all(seeds(400), QpType::Rc, false);
     // Everything that is to be lived through has happened.
     assert!(sum.lost > 500 && sum.duplicated > 500 && sum.reordered > 500, "{sum:?}");
     assert!(sum.bad_icrc > 100 && sum.marked > 500 && sum.resent > 500, "{sum:?}");
     assert!(sum.timeouts > 100 && sum.rnr > 50 && sum.given_up > 5, "{sum:?}");
 }
 
+/// The same, where both sides keep what comes out of order.
+#[test]
+fn what_comes_out_of_order_is_kept() {
+    let sum = run_all(seeds(400), QpType::Rc, true);
+    assert!(sum.lost > 500 && sum.duplicated > 500 && sum.reordered > 500, "{sum:?}");
+    assert!(sum.timeouts > 100 && sum.rnr > 50 && sum.given_up > 5, "{sum:?}");
+    assert!(sum.kept > 1000 && sum.resent > 500, "{sum:?}");
+}
+
 #[test]
 fn what_arrives_unreliably_is_right() {
     for kind in [QpType::Uc, QpType::Ud] {
-        let sum = run_all(seeds(200), kind);
+        let sum = run_all(seeds(200), kind, false);
         assert!(sum.lost > 100 && sum.bad_icrc > 20 && sum.received > 1 << 20, "{sum:?}");
         assert_eq!((sum.resent, sum.given_up), (0, 0), "{kind:?}");
     }
@@ -103,39 +114,58 @@ fn who_gives_up_had_reason_to() {
     assert!(report.failed > 0 && report.flushed > 0 && report.stats.timeouts >= 3);
 }
 
-/// One fixed load over loss × MTU × window. A change of behaviour shows here; where it is meant,
-/// `UPDATE_GOLDENS=1` writes the file anew.
+/// A line of the table, and how many packets were sent again.
+fn row(table: &mut String, loss: &str, mtu: PathMtu, packets: u32, kept: bool) -> u64 {
+    let mut s = Settings::from_seed(11);
+    (s.pairs, s.operations, s.longest) = (1, 60, 30_000);
+    (s.retry_cnt, s.slow, s.ipv6, s.mtu) = (7, false, false, mtu);
+    s.window = Window { packets, octets: packets * (mtu.octets() + 60) };
+    s.out_of_order = kept;
+    let network = format!("loss={loss},delay=50us,rate=1GB,queue=1MB,seed=11");
+    s.impairments = network.parse().expect("impairments");
+    let report = run(&s);
+    assert_eq!(report.verdict, Ok(()), "{loss} {mtu:?} {packets} {kept}");
+    assert!(report.given_up.is_empty(), "{loss} {mtu:?} {packets} {kept}");
+    let stats = report.stats;
+    writeln!(
+        table,
+        "{loss:<5} {:>4} {packets:>6} | {:>5} {:>6} {:>8} {:>13} | {:>15.3}",
+        mtu.octets(),
+        stats.packets_sent,
+        stats.packets_resent,
+        stats.timeouts,
+        stats.sequence_naks_received,
+        report.time.as_nanos() as f64 / 1e6,
+    )
+    .expect("a string takes it");
+    stats.packets_resent
+}
+
+/// One fixed load over loss × MTU × window, toward any peer and toward one that keeps what comes out
+/// of order. A change of behaviour shows here; where it is meant, `UPDATE_GOLDENS=1` writes the file
+/// anew.
 #[test]
 fn table_of_loss_mtu_and_window() {
-    let mut table =
-        String::from("loss   mtu window |  sent resent timeouts sequence-naks | virtual time ms\n");
-    for loss in ["0%", "0.1%", "1%", "5%"] {
-        for mtu in [PathMtu::Mtu256, PathMtu::Mtu1024, PathMtu::Mtu4096] {
-            for packets in [8, 32, 128] {
-                let mut s = Settings::from_seed(11);
-                (s.pairs, s.operations, s.longest) = (1, 60, 30_000);
-                (s.retry_cnt, s.slow, s.ipv6, s.mtu) = (7, false, false, mtu);
-                s.window = Window { packets, octets: packets * (mtu.octets() + 60) };
-                let network = format!("loss={loss},delay=50us,rate=1GB,queue=1MB,seed=11");
-                s.impairments = network.parse().expect("impairments");
-                let report = run(&s);
-                assert_eq!(report.verdict, Ok(()), "{loss} {mtu:?} {packets}");
-                assert!(report.given_up.is_empty(), "{loss} {mtu:?} {packets}");
-                let stats = report.stats;
-                writeln!(
-                    table,
-                    "{loss:<5} {:>4} {packets:>6} | {:>5} {:>6} {:>8} {:>13} | {:>15.3}",
-                    mtu.octets(),
-                    stats.packets_sent,
-                    stats.packets_resent,
-                    stats.timeouts,
-                    stats.sequence_naks_received,
-                    report.time.as_nanos() as f64 / 1e6,
-                )
-                .expect("a string takes it");
+    let mut table = String::new();
+    let mut resent = [[0; 4]; 2];
+    for kept in [false, true] {
+        let peer = if kept { "keeps what comes out of order" } else { "any" };
+        writeln!(table, "the peer: {peer}").expect("a string takes it");
+        table.push_str(
+            "loss   mtu window |  sent resent timeouts sequence-naks | virtual time ms\n",
+        );
+        for (i, loss) in ["0%", "0.1%", "1%", "5%"].into_iter().enumerate() {
+            for mtu in [PathMtu::Mtu256, PathMtu::Mtu1024, PathMtu::Mtu4096] {
+                for packets in [8, 32, 128] {
+                    resent[usize::from(kept)][i] += row(&mut table, loss, mtu, packets, kept);
+                }
             }
         }
     }
+    // Without loss nothing is, and with it less where only what is missing is.
+    let [[none, any @ ..], [nor, kept @ ..]] = resent;
+    assert_eq!((none, nor), (0, 0));
+    assert!(any.iter().zip(kept).skip(1).all(|(any, kept)| kept * 3 < *any * 2), "{resent:?}");
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/roce_sim.txt");
     if std::env::var_os("UPDATE_GOLDENS").is_some() {
         std::fs::write(path, &table).expect("the golden file is written");

@@ -68,7 +68,22 @@
 //! assert_eq!(a.poll_completion().unwrap().wc.id, 1);
 //! ```
 //!
-//! What loses packets is repeated from the first one lost on (go-back-N), whoever the peer is.
+//! What was lost is sent again from the first packet lost on (go-back-N), as any peer expects it.
+//! Where both sides agreed on it ([`QpAttr::out_of_order`]), only what is missing is:
+//!
+//! ```text
+//!   requester                           responder
+//!   1 2 3 4 5 6 7      3 and 6 lost     1 2 . 4 5 . 7    keeps 4, 5 and 7
+//!                 ◄─── NAK 3 ─────────
+//!   3, asks       ──────────────────►   1 2 3 4 5 . 7
+//!                 ◄─── NAK 6 ─────────                   which acknowledges 1 to 5
+//!   6, asks       ──────────────────►   1 2 3 4 5 6 7
+//!                 ◄─── ACK 7 ─────────
+//! ```
+//!
+//! Where the NAK after that names the packet that follows, as many more are sent with it, twice as
+//! many each time. A time-out sends the oldest packet again, a second one in a row everything, as does
+//! a response that is lost, or a wait for a receive.
 
 pub mod cm;
 pub mod congestion;

@@ -412,6 +412,7 @@ impl Qp {
             return;
         }
         self.state = QpState::Err;
+        self.rx.forget_kept();
         if !matches!(reason, Reason::Responder(_)) {
             self.rx.forget_answers();
         }
@@ -453,6 +454,7 @@ fn merged(old: &QpAttr, new: &QpAttr) -> QpAttr {
         retry_cnt: new.retry_cnt.or(old.retry_cnt),
         rnr_retry: new.rnr_retry.or(old.rnr_retry),
         migreq: new.migreq.or(old.migreq),
+        out_of_order: new.out_of_order.or(old.out_of_order),
     }
 }
 
@@ -485,5 +487,6 @@ fn in_force(given: &QpAttr) -> Attributes {
         retry_cnt: given.retry_cnt.unwrap_or(default.retry_cnt),
         rnr_retry: given.rnr_retry.unwrap_or(default.rnr_retry),
         migreq: given.migreq.unwrap_or(default.migreq),
+        out_of_order: given.out_of_order.unwrap_or(default.out_of_order),
     }
 }

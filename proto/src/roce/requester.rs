@@ -11,6 +11,9 @@
 //!                   next: sent next; una again after a loss, max where nothing was lost
 //! ```
 //!
+//! Where the peer keeps what comes out of order, the point of sending goes over the same packets after
+//! a loss, but passes those that need not be sent again ([`Hole`]).
+//!
 //! A READ takes as many numbers as its responses are, and is on the way until the last of them
 //! came. It is asked for in requests of at most half the window each.
 
@@ -185,6 +188,27 @@ struct Doomed {
     vendor_err: u32,
 }
 
+/// After the loss of a request, with a peer that keeps what comes out of order: what is sent again of
+/// the packets up to `resume`, where sending goes on.
+///
+/// ```text
+///   una: missing     end                          resume
+///    │ sent again      │ kept there, or on the way   │
+///  ──┼─────────────────┼─────────────────────────────┼────►
+/// ```
+#[derive(Debug, Clone, Copy)]
+struct Hole {
+    end: u64,
+    resume: u64,
+    /// What all packets before `resume` count in receive buffers.
+    load: Load,
+    /// Packets on the way since one asked for an acknowledgement.
+    unasked: u32,
+}
+
+/// So many packets are sent again at a time, at most.
+const MOST_AGAIN: u64 = 64;
+
 /// A packet that may be sent next.
 struct Plan {
     headers: Headers,
@@ -220,6 +244,8 @@ pub(super) struct Requester {
     outstanding: VecDeque<u64>,
     /// Packets since one asked for an acknowledgement.
     unasked: u32,
+    /// The number behind the last packet that asked for one.
+    asked_end: u64,
     /// The work request at `at` cannot be carried out: it fails once all before it is done.
     failing: Option<WcStatus>,
     /// Nothing is sent before: the peer has no receive.
@@ -231,6 +257,11 @@ pub(super) struct Requester {
     /// The peer said that this packet is missing, and it was sent again: to say so once more means
     /// nothing.
     rewound: Option<u64>,
+    hole: Option<Hole>,
+    /// The end of what was sent again for the last hole, and how much that was.
+    filled: (u64, u64),
+    /// That end, and where sending went on behind it.
+    tail: Option<(u64, u64)>,
     /// What the peer said that this packet asks for is wrong, while one before it waits for its
     /// answer.
     doomed: Option<Doomed>,
@@ -289,11 +320,73 @@ impl Requester {
 
     /// What is on the way since the last loss.
     fn flight(&self, mtu: u32) -> Load {
-        if self.next <= self.una {
+        if self.frontier() <= self.una {
             return Load::default();
         }
-        let from = self.load_at(0, self.una, mtu).at_least(self.waived);
-        self.load_at(self.at, self.next, mtu).minus(from)
+        let from = self.counted(mtu);
+        self.hole
+            .map_or_else(|| self.load_at(self.at, self.next, mtu), |hole| hole.load)
+            .minus(from)
+    }
+
+    /// What all packets that are not on the way any more count.
+    fn counted(&self, mtu: u32) -> Load {
+        self.load_at(0, self.una, mtu).at_least(self.waived)
+    }
+
+    /// The first packet that is not on the way.
+    fn frontier(&self) -> u64 {
+        self.hole.map_or(self.next, |hole| hole.resume)
+    }
+
+    /// Whether an acknowledgement that was asked for is still to come.
+    fn awaits_ack(&self) -> bool {
+        self.asked_end > self.una
+    }
+
+    /// Passes what need not be sent again.
+    fn pass(&mut self) {
+        while let Some(hole) = self.hole {
+            if self.next < hole.end {
+                return;
+            }
+            let work = self.queue.get(self.at).filter(|work| work.started);
+            let Some(work) = work.filter(|_| self.next < hole.resume) else {
+                self.hole = None;
+                self.unasked = self.unasked.max(hole.unasked);
+                return;
+            };
+            let (awaits, end) = (work.awaits_response(), work.end());
+            let passed = match work.op {
+                SendOp::Read(_) => work.step(self.sent),
+                _ => (end.min(hole.resume) - self.next) as u32,
+            };
+            self.next += u64::from(passed);
+            self.sent += passed;
+            if awaits {
+                self.outstanding.push_back(self.next);
+            }
+            if self.next >= end {
+                self.at += 1;
+                self.sent = 0;
+            }
+        }
+    }
+
+    /// Packet `una` is missing, and the peer keeps what follows: only this one is sent again. Where
+    /// it is the one behind what was sent again last, so many more are, twice as many each time.
+    fn open_hole(&mut self, mtu: u32) {
+        let (una, resume) = (self.una, self.frontier());
+        let (load, waived) = (self.flight(mtu).plus(self.counted(mtu)), self.waived);
+        let unasked = self.unasked.max(self.hole.map_or(0, |hole| hole.unasked));
+        let (filled, count) = self.filled;
+        let count = if una == filled { (2 * count).min(MOST_AGAIN) } else { 1 };
+        self.filled = (una + count, count);
+        let end = (una + count).min(resume);
+        self.tail = Some((end, resume));
+        self.seek(una);
+        self.waived = waived;
+        self.hole = Some(Hole { end, resume, load, unasked });
     }
 
     /// Packet `una` is to be sent again, while what was sent behind it is still on the way.
@@ -344,7 +437,7 @@ impl Requester {
         }
         // Those behind it are sent again; there are none before it.
         self.outstanding.clear();
-        self.unasked = 0;
+        (self.unasked, self.asked_end) = (0, 0);
         self.failing = None;
         self.waived = Load::default();
     }
@@ -417,7 +510,8 @@ impl Qp {
             return Load::default();
         }
         let (tx, mtu) = (&self.tx, self.attr.path_mtu.octets());
-        let reserve = if tx.unasked > 0 { weigh(mtu) } else { 0 };
+        let unasked = tx.unasked.max(tx.hole.map_or(0, |hole| hole.unasked));
+        let reserve = if unasked > 0 { weigh(mtu) } else { 0 };
         let load = tx.stale.plus(tx.spare).plus(tx.flight(mtu));
         load.plus(Load::of(Pool::Peer, reserve))
     }
@@ -468,6 +562,7 @@ impl Qp {
     fn progressed(&mut self, now: Instant) {
         let tx = &mut self.tx;
         (tx.retries, tx.rnr_tries, tx.rewound) = (0, 0, None);
+        tx.hole = tx.hole.filter(|hole| hole.resume > tx.una);
         if tx.next < tx.una {
             // Acknowledged before it was sent again.
             tx.seek(tx.una);
@@ -482,7 +577,7 @@ impl Qp {
 
     /// Something is on the way: sees to it that its acknowledgement is missed in time.
     fn arm(&mut self, now: Instant) {
-        if self.tx.next > self.tx.una && self.tx.deadline.is_none() {
+        if self.tx.frontier() > self.tx.una && self.tx.deadline.is_none() {
             self.tx.deadline = self.attr.ack_timeout().map(|timeout| now + timeout);
             // For ever is too long for the others.
             if self.tx.deadline.is_none() && self.share.is_some() && self.tx.linger.is_none() {
@@ -491,8 +586,9 @@ impl Qp {
         }
     }
 
-    /// The peer, or what it sent, says that packet `una` is missing.
-    fn rewind_for_gap(&mut self) {
+    /// The peer says that the request with packet `una` is missing; or it is the answer to that which
+    /// is, as what the peer sent shows.
+    fn rewind_for_gap(&mut self, request: bool) {
         let una = self.tx.una;
         if self.tx.rewound == Some(una) || self.tx.rnr_until.is_some() {
             return;
@@ -500,8 +596,28 @@ impl Qp {
         self.stats.sequence_naks_received += 1;
         self.tx.rewound = Some(una);
         self.tx.deadline = None;
-        self.tx.keep_stale(self.attr.path_mtu.octets());
-        self.tx.seek(una);
+        let mtu = self.attr.path_mtu.octets();
+        // Answers that follow the one that is lost are not taken: all are asked for again.
+        if request && self.attr.out_of_order && self.tx.frontier() > una {
+            self.tx.open_hole(mtu);
+        } else {
+            self.tx.keep_stale(mtu);
+            self.tx.hole = None;
+            self.tx.seek(una);
+        }
+    }
+
+    /// An acknowledgement up to packet `seq`, of a peer that keeps what comes out of order. It has
+    /// what was missing; if it had anything behind what it acknowledges, it would have said that
+    /// something is missing again. So all that was sent before is lost from there on.
+    fn look_for_lost_tail(&mut self, seq: u64) {
+        let Some((end, resume)) = self.tx.tail.filter(|(end, _)| seq + 1 >= *end) else {
+            return;
+        };
+        self.tx.tail = None;
+        if self.tx.una < resume && self.tx.una >= end {
+            self.rewind_for_gap(true);
+        }
     }
 
     /// Timers that are due.
@@ -512,7 +628,7 @@ impl Qp {
         if self.tx.linger.is_some_and(|until| until <= now) {
             self.tx.drop_stale();
             let mtu = self.attr.path_mtu.octets();
-            self.tx.waived = self.tx.load_at(self.tx.at, self.tx.next, mtu);
+            self.tx.waived = self.tx.flight(mtu).plus(self.tx.counted(mtu));
         }
         if self.tx.deadline.is_none_or(|deadline| now < deadline) {
             return;
@@ -525,6 +641,14 @@ impl Qp {
         }
         self.tx.retries += 1;
         self.tx.rewound = None;
+        let answered = self.tx.queue.front().is_none_or(Work::awaits_response);
+        if self.attr.out_of_order && self.tx.retries == 1 && !answered {
+            // Most of what follows may be there: the answer to one packet tells.
+            self.tx.drop_stale();
+            self.tx.open_hole(self.attr.path_mtu.octets());
+            return;
+        }
+        (self.tx.hole, self.tx.tail) = (None, None);
         self.tx.drop_stale();
         self.tx.seek(self.tx.una);
     }
@@ -561,8 +685,9 @@ impl Qp {
             (Some(Operation::Ack), Some(Syndrome::Ack(code))) => {
                 if self.acknowledge(now, seq + 1) {
                     self.take_credits(seq, code);
+                    self.look_for_lost_tail(seq);
                 } else {
-                    self.rewind_for_gap();
+                    self.rewind_for_gap(false);
                 }
             }
             (Some(Operation::Ack), Some(Syndrome::RnrNak(code))) => {
@@ -599,7 +724,7 @@ impl Qp {
 
     fn handle_rnr(&mut self, now: Instant, seq: u64, code: u8) {
         if !self.acknowledge(now, seq) {
-            self.rewind_for_gap();
+            self.rewind_for_gap(false);
             return;
         }
         // One that waits already has been told twice.
@@ -620,6 +745,7 @@ impl Qp {
         (self.tx.deadline, self.tx.retries) = (None, 0);
         self.tx.rewound = None;
         self.tx.keep_stale(self.attr.path_mtu.octets());
+        self.tx.hole = None;
         self.tx.linger = (wait > LINGER && self.share.is_some()).then(|| now + LINGER);
         self.tx.seek(self.tx.una);
     }
@@ -627,8 +753,8 @@ impl Qp {
     fn handle_nak(&mut self, now: Instant, seq: u64, code: NakCode) {
         let status = match code {
             NakCode::PSN_SEQUENCE => {
-                self.acknowledge(now, seq);
-                self.rewind_for_gap();
+                let missing = self.acknowledge(now, seq);
+                self.rewind_for_gap(missing);
                 return;
             }
             NakCode::INVALID_REQUEST => WcStatus::REM_INV_REQ_ERR,
@@ -651,7 +777,7 @@ impl Qp {
             if self.attr.ack_timeout().is_none() {
                 self.give_up();
             } else {
-                self.rewind_for_gap();
+                self.rewind_for_gap(false);
             }
         }
     }
@@ -698,7 +824,7 @@ impl Qp {
         // IBTA vol. 1, 9.7.5.1.2: it acknowledges what came before; if that takes an answer too,
         // the answer is lost.
         if !self.acknowledge(now, seq) || self.tx.una != seq {
-            self.rewind_for_gap();
+            self.rewind_for_gap(false);
             return;
         }
         let Some(work) = self.tx.queue.front() else {
@@ -748,7 +874,11 @@ impl Qp {
     ) {
         let rc = self.config.kind == QpType::Rc;
         self.tx.starved = None;
-        while self.tx.rnr_until.is_none() && self.start_work(mem, train.is_empty()) {
+        while self.tx.rnr_until.is_none() {
+            self.tx.pass();
+            if !self.start_work(mem, train.is_empty()) {
+                break;
+            }
             if self.tx.doomed.is_some_and(|doomed| self.tx.next >= doomed.seq) {
                 break;
             }
@@ -780,9 +910,19 @@ impl Qp {
             };
             let ask = rc
                 && (plan.ask
-                    || crowded
+                    || self.tx.hole.is_some_and(|hole| after >= hole.end)
                     || self.tx.unasked.saturating_add(1) >= self.config.ack_every
-                    || !self.tx.has_room(after, self.window, mtu, 1, u64::from(mtu) + OVERHEAD));
+                    // One that is to come anyway makes room: to ask for more would only make the
+                    // trains and the acknowledgements small.
+                    || !self.tx.awaits_ack()
+                        && (crowded
+                            || !self.tx.has_room(
+                                after,
+                                self.window,
+                                mtu,
+                                1,
+                                u64::from(mtu) + OVERHEAD,
+                            )));
             plan.headers.bth = plan.headers.bth.with_ack_req(ask);
             let source = work.source(plan.offset, plan.len);
             if train.push(ends, &mut plan.headers, source, mem, self.config.scope).is_err() {
@@ -808,6 +948,10 @@ impl Qp {
         let (Some(share), Some(work)) = (&self.share, self.tx.queue.get(self.tx.at)) else {
             return Ok(false);
         };
+        // It has its room, and what was lost is not there.
+        if self.tx.hole.is_some() {
+            return Ok(false);
+        }
         let (tx, mtu) = (&self.tx, self.attr.path_mtu.octets());
         let before = work.load(tx.sent, mtu);
         let cost = work.load(tx.sent + plan.packets, mtu).minus(before);
@@ -834,7 +978,11 @@ impl Qp {
         tx.next += u64::from(plan.packets);
         tx.max = tx.max.max(tx.next);
         tx.sent += plan.packets;
-        tx.unasked = if ask { 0 } else { tx.unasked.saturating_add(1) };
+        // The last packet of a hole asks in any case.
+        tx.unasked = if ask || tx.hole.is_some() { 0 } else { tx.unasked.saturating_add(1) };
+        if ask {
+            tx.asked_end = tx.next;
+        }
         tx.spare = Load::default();
         let Some(work) = tx.queue.get(tx.at) else {
             return;
@@ -934,7 +1082,9 @@ impl Qp {
             let octets = work.octets(tx.sent + packets, mtu) - work.octets(tx.sent, mtu);
             // The window may have become smaller: then one more goes, and asks for an
             // acknowledgement, where none on the way does.
-            let room = tx.unasked > 0 || tx.has_room(tx.next, self.window, mtu, packets, octets);
+            let room = tx.hole.is_some()
+                || tx.unasked > 0 && !tx.awaits_ack()
+                || tx.has_room(tx.next, self.window, mtu, packets, octets);
             if !room
                 // What was taken at the post goes out, even if they are off by now.
                 || response && tx.outstanding.len() >= self.attr.max_rd_atomic.max(1).into()

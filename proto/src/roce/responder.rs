@@ -3,13 +3,17 @@
 //!
 //! A packet whose PSN is the expected one is carried out. One before it came already: it is
 //! acknowledged again, and a READ, atomic or FLUSH answered again. One behind it is a gap, which is
-//! told once. What comes out of order is dropped: a responder that keeps it would do so where
-//! [`Qp::handle_request`] finds the gap.
+//! told once. What comes out of order is dropped, or, where the peer agreed to that, kept until the
+//! gap is filled, and carried out then as if it came just now.
 //!
 //! Receives are the queue pair's own or shared ([`ReceiveQueue`]). A SEND has its receive from its
 //! first packet on, a WRITE with immediate looks for one with its last.
 
-use alloc::{collections::VecDeque, sync::Arc};
+use alloc::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+    vec::Vec,
+};
 use core::time::Duration;
 
 use super::{
@@ -25,7 +29,7 @@ use crate::{
     wire::{
         ids::{Psn, RKey},
         roce::{
-            Headers,
+            Headers, Packet,
             aeth::{Aeth, NO_CREDITS, NakCode, Syndrome, credit_code, rnr_micros},
             atomic::AtomicAckEth,
             bth::Bth,
@@ -91,6 +95,23 @@ struct Replay {
     original: Option<u64>,
 }
 
+/// A request that came before its turn.
+#[derive(Debug)]
+struct Kept {
+    headers: Headers,
+    payload: Vec<u8>,
+}
+
+impl Kept {
+    /// Octets that it takes, about.
+    fn octets(&self) -> usize {
+        self.payload.len() + size_of::<Self>()
+    }
+}
+
+/// No request is kept that is further ahead than this, in packets.
+const MAX_AHEAD: u32 = 1 << 16;
+
 /// What the peer was told of the packet that is expected, so that it is not told with each that
 /// comes instead.
 ///
@@ -128,6 +149,11 @@ const OPERATIONAL: Refusal = Refusal::Nak(NakCode::REMOTE_OPERATIONAL);
 pub(super) struct Responder {
     pub(super) receives: ReceiveQueue,
     pub(super) expected: Psn,
+    /// The number of the packet that is expected, which does not wrap.
+    seq: u64,
+    /// Those that came before their turn, by number: all behind the one that is expected.
+    kept: BTreeMap<u64, Kept>,
+    kept_octets: usize,
     msn: u32,
     pub(super) message: Option<Message>,
     /// How the receive of the message in hand ends if the queue pair goes down now.
@@ -147,6 +173,27 @@ impl Responder {
 
     pub(super) fn forget_answers(&mut self) {
         self.answers.clear();
+    }
+
+    pub(super) fn forget_kept(&mut self) {
+        self.kept.clear();
+        self.kept_octets = 0;
+    }
+
+    /// Takes out the request whose turn it is, if it is kept. Those whose turn is over came again.
+    fn take_kept(&mut self) -> Option<Kept> {
+        while let Some(entry) = self.kept.first_entry() {
+            let number = *entry.key();
+            if number > self.seq {
+                break;
+            }
+            let kept = entry.remove();
+            self.kept_octets -= kept.octets();
+            if number == self.seq {
+                return Some(kept);
+            }
+        }
+        None
     }
 
     /// Whether it is the receive's own fault that its message was refused: its memory cannot be
@@ -241,29 +288,92 @@ impl Qp {
         }
         if psn != expected {
             self.stats.out_of_order += 1;
+            if self.attr.out_of_order {
+                self.keep(received.packet);
+            }
             let silent = match self.rx.told {
                 Told::Nothing => false,
                 Told::Missing => true,
                 Told::Wait(until) => now < until,
             };
             if !silent {
-                self.rx.told = Told::Missing;
-                self.stats.sequence_naks_sent += 1;
-                self.push_ack(expected, Syndrome::Nak(NakCode::PSN_SEQUENCE));
+                self.tell_gap();
             }
             return;
         }
+        let mut ask = self.take_turn(now, received, mem);
+        if ask.is_none() {
+            return;
+        }
+        // What came before its turn has it now.
+        while let Some(asked) = ask
+            && let Some(kept) = self.rx.take_kept()
+        {
+            let packet = &Packet {
+                headers: kept.headers,
+                payload: &kept.payload,
+                payload_len: kept.payload.len(),
+                icrc: None,
+            };
+            let more = self.take_turn(now, &Received { packet, ..*received }, mem);
+            if more.is_none() && asked {
+                self.acknowledge_all();
+            }
+            ask = more.map(|more| asked || more);
+        }
+        if ask.is_some() && bth.ack_req() && !self.rx.kept.is_empty() {
+            // The peer sent all that it knew to be missing, and there is more.
+            self.tell_gap();
+        } else if ask == Some(true) {
+            self.acknowledge_all();
+        }
+    }
+
+    /// The expected packet is missing.
+    fn tell_gap(&mut self) {
+        self.rx.told = Told::Missing;
+        self.stats.sequence_naks_sent += 1;
+        self.push_ack(self.rx.expected, Syndrome::Nak(NakCode::PSN_SEQUENCE));
+    }
+
+    /// Keeps a request that came before its turn, if there is room.
+    fn keep(&mut self, packet: &Packet<'_>) {
+        let ahead = packet.headers.bth.psn().since(self.rx.expected);
+        let is_request = packet.headers.bth.opcode().info().is_some_and(|info| info.request);
+        let number = self.rx.seq + u64::from(ahead);
+        let octets = packet.payload.len() + size_of::<Kept>();
+        if ahead >= MAX_AHEAD
+            || !is_request
+            || self.rx.kept.len() >= self.config.max_kept
+            || self.rx.kept_octets + octets > self.config.max_kept_octets
+            || self.rx.kept.contains_key(&number)
+        {
+            return;
+        }
+        let kept = Kept { headers: packet.headers, payload: packet.payload.to_vec() };
+        self.rx.kept_octets += kept.octets();
+        self.rx.kept.insert(number, kept);
+        self.stats.kept += 1;
+    }
+
+    /// Carries out the packet whose turn it is: whether it asks for an acknowledgement; `None` if it
+    /// is not carried out.
+    fn take_turn<M: Memory + ?Sized>(
+        &mut self,
+        now: Instant,
+        received: &Received<'_>,
+        mem: &M,
+    ) -> Option<bool> {
+        let (bth, expected) = (received.packet.headers.bth, self.rx.expected);
         if self.rx.answers.len() > self.most_answers() && awaits_answer(bth.opcode()) {
             // More than a peer may ask for before it is answered: as good as lost.
-            return;
+            return None;
         }
         match self.execute(received, mem) {
             Ok(()) => {
                 self.rx.told = Told::Nothing;
                 // What is answered otherwise is acknowledged by that.
-                if bth.ack_req() && !awaits_answer(bth.opcode()) {
-                    self.acknowledge_all();
-                }
+                return Some(bth.ack_req() && !awaits_answer(bth.opcode()));
             }
             Err(Refusal::NotReady) => {
                 self.stats.rnr_naks_sent += 1;
@@ -274,6 +384,7 @@ impl Qp {
             }
             Err(Refusal::Nak(code)) => self.refuse(expected, code),
         }
+        None
     }
 
     /// How many answers are queued at most: each resource twice, and acknowledgements between them.
@@ -463,6 +574,7 @@ impl Qp {
             _ => return Err(INVALID),
         };
         self.rx.expected = self.rx.expected.add(psns);
+        self.rx.seq += u64::from(psns);
         Ok(())
     }
 
@@ -841,7 +953,7 @@ mod tests {
         verbs::QpType,
         wire::{
             ids::{PKey, Qpn},
-            roce::{Packet, atomic::AtomicEth},
+            roce::atomic::AtomicEth,
         },
     };
 

@@ -40,6 +40,10 @@ pub struct Config {
     /// Whether acknowledgements tell the peer how many receives are posted. Without, the peer
     /// finds out by RNR NAKs, as with Linux rxe.
     pub credits: bool,
+    /// Requests that are kept while one before them is missing ([`QpAttr::out_of_order`]), at most.
+    pub max_kept: usize,
+    /// Octets that these take, at most.
+    pub max_kept_octets: usize,
     /// How it slows down when its peer says that its packets met congestion: RC and UC, requests and
     /// READ responses. `None`: not at all. Parameters that [`Dcqcn::check`] refuses count as `None`;
     /// a [`Port`](super::Port) refuses them.
@@ -60,6 +64,8 @@ impl Config {
             max_train: MAX_TRAIN,
             ecn: false,
             credits: false,
+            max_kept: 1024,
+            max_kept_octets: 1 << 20,
             dcqcn: Some(Dcqcn::default()),
         }
     }
@@ -164,6 +170,9 @@ pub struct QpAttr {
     pub rnr_retry: Option<u8>,
     /// MigReq of the packets sent. Hardware sends 1, Linux rxe 0, both take both.
     pub migreq: Option<bool>,
+    /// RC: requests that come before one that is missing are kept, and of our own only what is
+    /// missing is sent again. Both sides must have agreed on it: a connection does that by tokens.
+    pub out_of_order: Option<bool>,
 }
 
 impl QpAttr {
@@ -193,11 +202,13 @@ pub struct Attributes {
     pub retry_cnt: u8,
     pub rnr_retry: u8,
     pub migreq: bool,
+    pub out_of_order: bool,
 }
 
 impl Default for Attributes {
     /// The default partition, every right of the peer, 16 READs and atomics each way, an RNR time
-    /// of 0.64 ms, a time-out of 67 ms, 7 retries, RNR retries for ever, MigReq 1.
+    /// of 0.64 ms, a time-out of 67 ms, 7 retries, RNR retries for ever, MigReq 1, everything sent
+    /// again from what is missing on.
     fn default() -> Self {
         let nowhere = SocketAddr::from(([0, 0, 0, 0], 0));
         Self {
@@ -221,6 +232,7 @@ impl Default for Attributes {
             retry_cnt: 7,
             rnr_retry: 7,
             migreq: true,
+            out_of_order: false,
         }
     }
 }
@@ -358,6 +370,8 @@ pub struct Stats {
     pub duplicates: u64,
     /// Packets that came too early.
     pub out_of_order: u64,
+    /// How many of them were kept.
+    pub kept: u64,
     /// Responses that were no news.
     pub ghosts: u64,
     /// Packets that broke a rule, or were meant for somebody else.

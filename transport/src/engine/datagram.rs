@@ -1537,12 +1537,6 @@ async fn drive(driven: Driven) {
         } else if turn.worked {
             spin_until = now + engine.spin;
         }
-        if turn.more {
-            // One bounded turn after another, with the runtime's other tasks in between.
-            tokio::task::yield_now().await;
-            turn = engine.turn(clock.now());
-            continue;
-        }
         if engine.is_polled(&mut look, now) {
             armed = None;
             engine.unarmed.store(true, Ordering::SeqCst);
@@ -1558,6 +1552,12 @@ async fn drive(driven: Driven) {
         if engine.unarmed.swap(false, Ordering::SeqCst) {
             // Whoever polled last may have left something to be sent, and held the lock when the
             // task came by.
+            turn = engine.turn(clock.now());
+            continue;
+        }
+        if turn.more {
+            // One bounded turn after another, with the runtime's other tasks in between.
+            tokio::task::yield_now().await;
             turn = engine.turn(clock.now());
             continue;
         }

@@ -344,6 +344,9 @@ impl Port {
         let Some(slot) = self.slots.get_mut(qpn) else { return };
         slot.qp.set_window(window);
         slot.traffic_class = terms.traffic_class;
+        let order = QpAttr { out_of_order: Some(terms.out_of_order), ..QpAttr::default() };
+        let changed = slot.qp.modify(&order);
+        debug_assert_eq!(changed, Ok(()), "it may change at any time");
         // The passive side is there already.
         let passive = core::mem::take(&mut slot.held);
         if !passive {

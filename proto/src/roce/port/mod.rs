@@ -114,7 +114,7 @@ use self::{
 use super::{
     Completion, Event as QpEvent, PathMtu, Qp, QpAttr, Reason, Received, Train, Window,
     cm::{self, Cm, ConnId},
-    load::Load,
+    load::{Load, Starved},
     qp::{canonical, same_partition},
     transmit::Source,
 };
@@ -625,10 +625,7 @@ impl Port {
         let (starved, share, load) = (slot.qp.tx.starved, slot.qp.share, slot.qp.load());
         debug_assert!(share.is_none_or(|share| share.is_kept(load)), "{share:?}, {load:?}");
         self.balance(qpn);
-        if let Some(socket) = socket {
-            self.budgets.wait(socket, qpn, starved);
-            self.wake(socket);
-        }
+        self.stand_in_line(qpn, starved);
         self.settle(qpn, some);
         let (from, to) = ends.filter(|_| some)?;
         Some(Destination { to, from, tos, scope })
@@ -675,6 +672,7 @@ impl Port {
             return;
         }
         (slot.socket, slot.load) = (socket, load);
+        slot.waits &= before.0 == socket;
         if before.0 == socket {
             if let Some(socket) = socket {
                 self.budgets.hold(socket, qpn, before.1, load);
@@ -689,6 +687,19 @@ impl Port {
         if let Some(new) = socket {
             self.budgets.join(new);
             self.budgets.hold(new, qpn, Load::default(), load);
+        }
+    }
+
+    /// A queue pair had its turn: it waits for room, or leaves the line.
+    fn stand_in_line(&mut self, qpn: Qpn, starved: Option<Starved>) {
+        let Some(slot) = self.slots.get_mut(qpn) else { return };
+        // One that went to the error state has left already.
+        if let Some(socket) = slot.socket
+            && (starved.is_some() || slot.waits)
+        {
+            slot.waits = starved.is_some();
+            self.budgets.wait(socket, qpn, starved);
+            self.wake(socket);
         }
     }
 

@@ -38,6 +38,8 @@ pub(super) struct Slot {
     pub(super) socket: Option<SocketAddr>,
     /// What it has of that, and of our own.
     pub(super) load: Load,
+    /// It stands in a line for more.
+    pub(super) waits: bool,
     /// It is in the list of those that have completions.
     pub(super) finished: bool,
     /// When the port looks after its timer.
@@ -103,6 +105,7 @@ impl Slots {
             ready: false,
             socket: None,
             load: Load::default(),
+            waits: false,
             finished: false,
             alarm: None,
             notification: NotificationPoint::default(),

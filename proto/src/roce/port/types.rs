@@ -46,7 +46,8 @@ pub struct Config {
     /// How much each queue pair has on the way to a peer that has not told its own window. All that
     /// go to the same socket of such a peer together have no more octets on the way than one.
     pub stranger: Window,
-    /// What our token says of packets out of order.
+    /// What our token says of packets out of order: where the peer's says the same, both keep them, and
+    /// send again only what is missing ([`QpAttr::out_of_order`](crate::roce::QpAttr::out_of_order)).
     pub out_of_order: bool,
     /// Settings of the connection manager.
     pub cm: cm::Config,
@@ -54,7 +55,7 @@ pub struct Config {
 
 impl Config {
     /// The defaults for a socket at `local`: strict, up to 4096 octets of path MTU, 16,384 queue
-    /// pairs, 4096 peers, the windows of [`Window::default`]. For the seed see
+    /// pairs, 4096 peers, the windows of [`Window::default`], packets out of order kept. For the seed see
     /// [`cm::Config::seed`]; PSNs and queue pair numbers come from it too.
     pub fn new(local: SocketAddr, seed: u64) -> Self {
         Self {
@@ -65,7 +66,7 @@ impl Config {
             max_peers: 4096,
             window: Window::default().octets,
             stranger: Window::default(),
-            out_of_order: false,
+            out_of_order: true,
             cm: cm::Config::new(seed),
         }
     }

@@ -70,6 +70,8 @@ pub struct Settings {
     pub slow: bool,
     /// What the network does, the same in both directions.
     pub impairments: Impairments,
+    /// RC: both sides keep what comes out of order, and only what is missing is sent again.
+    pub out_of_order: bool,
     /// Whether the [`Report`] has a capture.
     pub record: bool,
 }
@@ -102,6 +104,7 @@ impl Settings {
             ipv6: dice.one_in(2),
             slow: !dice.one_in(4),
             impairments: impairments(dice, seed),
+            out_of_order: false,
             record: false,
         }
     }
@@ -282,6 +285,7 @@ fn add(sum: &mut Stats, more: &Stats) {
         timeouts,
         duplicates,
         out_of_order,
+        kept,
         ghosts,
         malformed,
         no_receive,
@@ -303,6 +307,7 @@ fn add(sum: &mut Stats, more: &Stats) {
     sum.timeouts += timeouts;
     sum.duplicates += duplicates;
     sum.out_of_order += out_of_order;
+    sum.kept += kept;
     sum.ghosts += ghosts;
     sum.malformed += malformed;
     sum.no_receive += no_receive;

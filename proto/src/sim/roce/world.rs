@@ -219,6 +219,7 @@ impl World {
                 max_rd_atomic: Some(depths[side]),
                 timeout: Some(s.timeout()),
                 retry_cnt: Some(s.retry_cnt),
+                out_of_order: Some(s.out_of_order),
                 ..QpAttr::to(QpState::Rts)
             },
         ];
