@@ -15,7 +15,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -39,7 +39,7 @@ use userdma_proto::{
     wire::{ids::Qpn, mad::cm::PortSpace},
 };
 
-use super::{Clock, LOOK, Look, Pollers, QpShared, Spinning, Wakes, until};
+use super::{Clock, LOOK, Pollers, QpShared, Wakes, until};
 use crate::{
     capture::Tap,
     cq::Cq,
@@ -58,8 +58,10 @@ use crate::{
 const TURN: Budget = Budget { receptions: 16, trains: 16 };
 /// The same for a post: it sends, and does not receive.
 const POST: Budget = Budget { receptions: 0, trains: 64 };
-/// What makes a program one that spins: few polls, as each may move a MiB and more.
-const SPINNING: Spinning = Spinning { polls: 3, recent: LOOK };
+/// A program that polls comes back sooner than this.
+const RECENT: Duration = Duration::from_micros(100);
+/// And its posts and turns take no longer.
+const LONG_POST: Duration = Duration::from_millis(10);
 /// How long a peer may take to hear of an error by a NAK, before it is disconnected.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
@@ -92,6 +94,10 @@ pub(crate) struct Engine {
     awaiting: Pollers,
     /// The completion queues of its queue pairs, and of how many each is.
     queues: Mutex<Vec<(Cq, usize)>>,
+    /// When somebody last polled, in nanoseconds.
+    polled: AtomicU64,
+    /// A program's thread posts or polls, and has the lock.
+    turning: AtomicBool,
     /// The task is out of epoll.
     unarmed: AtomicBool,
     /// Nobody needs the device any more, or its runtime is gone.
@@ -239,6 +245,8 @@ impl Engine {
             counters: settings.counters,
             awaiting: Pollers::default(),
             queues: Mutex::new(Vec::new()),
+            polled: AtomicU64::new(0),
+            turning: AtomicBool::new(false),
             unarmed: AtomicBool::new(false),
             over: AtomicBool::new(false),
             kick: Notify::new(),
@@ -281,6 +289,7 @@ impl Engine {
         let mut wakes = Wakes::default();
         let result = {
             let mut core = self.core.lock();
+            self.turning.store(true, Ordering::Relaxed);
             let before = core.needs();
             let result = f(&mut core, &mut wakes);
             let mut turn = Turn::default();
@@ -288,6 +297,7 @@ impl Engine {
             core.transmit(self, now, POST, &mut turn);
             core.settle(self, now, &mut turn, &mut wakes);
             self.left(before, core.needs(), turn);
+            self.turning.store(false, Ordering::Relaxed);
             result
         };
         wakes.call();
@@ -302,10 +312,18 @@ impl Engine {
 
     /// The same for a poller, who does not wait for a lock that others use to do the same.
     pub(crate) fn try_turn(&self, now: Instant) -> Turn {
-        match self.core.try_lock() {
-            Some(core) => self.turn_with(core, now, true),
-            None => Turn::default(),
+        self.polled.store(now.as_nanos(), Ordering::Relaxed);
+        let Some(core) = self.core.try_lock() else {
+            return Turn::default();
+        };
+        self.turning.store(true, Ordering::Relaxed);
+        let turn = self.turn_with(core, now, true);
+        if turn.worked {
+            // It may have taken long.
+            self.polled.store(self.clock.now().as_nanos(), Ordering::Relaxed);
         }
+        self.turning.store(false, Ordering::Relaxed);
+        turn
     }
 
     fn turn_with(&self, mut core: MutexGuard<'_, Core>, now: Instant, polls: bool) -> Turn {
@@ -352,13 +370,10 @@ impl Engine {
     }
 
     /// Whether somebody polls right now, and nobody relies on being woken.
-    fn is_polled(&self, look: &mut Look, now: Instant) -> bool {
-        if self.is_awaited() {
-            return false;
-        }
-        let queues = self.queues.lock();
-        let pollers = queues.iter().map(|(cq, _)| cq.pollers());
-        look.spins(std::iter::once(&self.awaiting).chain(pollers), now, SPINNING)
+    fn is_polled(&self, now: Instant) -> bool {
+        let since = now.saturating_since(Instant::from_nanos(self.polled.load(Ordering::Relaxed)));
+        let polls = since < RECENT || self.turning.load(Ordering::Relaxed) && since < LONG_POST;
+        polls && !self.is_awaited()
     }
 
     /// A queue pair in the port, in RESET, with the number that it gives.
@@ -1523,7 +1538,6 @@ async fn drive(driven: Driven) {
     let engine = &*driven.0;
     let clock = engine.clock;
     let mut armed = None;
-    let mut look = Look::new(clock.now());
     let mut spin_until = clock.now();
     let mut turn = Turn { more: true, ..Turn::default() };
     loop {
@@ -1537,7 +1551,7 @@ async fn drive(driven: Driven) {
         } else if turn.worked {
             spin_until = now + engine.spin;
         }
-        if engine.is_polled(&mut look, now) {
+        if engine.is_polled(now) {
             armed = None;
             engine.unarmed.store(true, Ordering::SeqCst);
             // Who went to sleep before this was seen did not kick: look once more.
@@ -1612,13 +1626,12 @@ impl Engine {
         }
     }
 
-    /// A short sleep without the socket.
+    /// A short sleep without the socket. Timers wait for its end at most, and who polls sees to
+    /// them before.
     async fn pause(&self) {
-        let timer = self.core.try_lock().and_then(|core| core.needs().timer);
         tokio::select! {
             () = tokio::time::sleep(LOOK) => {}
             () = self.kick.notified() => {}
-            () = until(self.clock, timer) => {}
         }
     }
 }
