@@ -430,7 +430,8 @@ fn wakers_may_come_back() {
                 request.accept(&b.0, QpInit::new(&b.1).srq(&srq), b"").await.unwrap()
             };
             let connect = here.connect(&addr, &a.0, QpInit::new(&a.1), b"");
-            let (qp, peer) = tokio::join!(connect, accept);
+            // The one that waits first: it is woken when the request comes.
+            let (peer, qp) = tokio::join!(accept, connect);
             let qp = qp.unwrap();
             for _ in 0..10 {
                 srq.post_recv(RecvWr::new(1, [])).unwrap();
@@ -462,6 +463,8 @@ fn wakers_may_come_back() {
         assert!(nosy.woken.load(Ordering::Relaxed) > 10);
         done.send(()).unwrap();
     });
-    finished.recv_timeout(LONG).expect("nobody waits for a lock of its own");
+    let finished = finished.recv_timeout(LONG);
+    // Also where its thread never comes back.
     runtime.shutdown_background();
+    finished.expect("nobody waits for a lock of its own");
 }
