@@ -206,6 +206,16 @@ struct Hole {
     unasked: u32,
 }
 
+/// What is not known of the packets behind a hole.
+#[derive(Debug, Clone, Copy)]
+struct Tail {
+    /// The hole's end, and where sending went on.
+    end: u64,
+    resume: u64,
+    /// The last packet of the hole is answered, not acknowledged.
+    answered: bool,
+}
+
 /// So many packets are sent again at a time, at most.
 const MOST_AGAIN: u64 = 64;
 
@@ -260,8 +270,7 @@ pub(super) struct Requester {
     hole: Option<Hole>,
     /// The end of what was sent again for the last hole, and how much that was.
     filled: (u64, u64),
-    /// That end, and where sending went on behind it.
-    tail: Option<(u64, u64)>,
+    tail: Option<Tail>,
     /// What the peer said that this packet asks for is wrong, while one before it waits for its
     /// answer.
     doomed: Option<Doomed>,
@@ -383,7 +392,7 @@ impl Requester {
         let count = if una == filled { (2 * count).min(MOST_AGAIN) } else { 1 };
         self.filled = (una + count, count);
         let end = (una + count).min(resume);
-        self.tail = Some((end, resume));
+        self.tail = Some(Tail { end, resume, answered: false });
         self.seek(una);
         self.waived = waived;
         self.hole = Some(Hole { end, resume, load, unasked });
@@ -511,7 +520,8 @@ impl Qp {
         }
         let (tx, mtu) = (&self.tx, self.attr.path_mtu.octets());
         let unasked = tx.unasked.max(tx.hole.map_or(0, |hole| hole.unasked));
-        let reserve = if unasked > 0 { weigh(mtu) } else { 0 };
+        // For one that asks for an acknowledgement where none is to come.
+        let reserve = if unasked > 0 && !tx.awaits_ack() { weigh(mtu) } else { 0 };
         let load = tx.stale.plus(tx.spare).plus(tx.flight(mtu));
         load.plus(Load::of(Pool::Peer, reserve))
     }
@@ -582,7 +592,13 @@ impl Qp {
             let patience = self.attr.ack_timeout().map(|timeout| timeout * (1 << doublings));
             self.tx.deadline = patience.map(|patience| now + patience);
             // For ever is too long for the others.
-            if self.tx.deadline.is_none() && self.share.is_some() && self.tx.linger.is_none() {
+            // What was waived is not waived once more.
+            let mtu = self.attr.path_mtu.octets();
+            if self.tx.deadline.is_none()
+                && self.share.is_some()
+                && self.tx.linger.is_none()
+                && self.tx.flight(mtu) != Load::default()
+            {
                 self.tx.linger = Some(now + LINGER);
             }
         }
@@ -609,15 +625,16 @@ impl Qp {
         }
     }
 
-    /// An acknowledgement up to packet `seq`, of a peer that keeps what comes out of order. It has
-    /// what was missing; if it had anything behind what it acknowledges, it would have said that
-    /// something is missing again. So all that was sent before is lost from there on.
-    fn look_for_lost_tail(&mut self, seq: u64) {
-        let Some((end, resume)) = self.tx.tail.filter(|(end, _)| seq + 1 >= *end) else {
+    /// A peer that keeps what comes out of order acknowledges everything before `una`, what was missing
+    /// too. If it had anything behind that, it would say that `una` is missing. So what was sent
+    /// before is lost from there on: it is asked about as if the peer had said so.
+    fn look_for_lost_tail(&mut self) {
+        let una = self.tx.una;
+        let Some(tail) = self.tx.tail.filter(|tail| una >= tail.end) else {
             return;
         };
         self.tx.tail = None;
-        if self.tx.una < resume && self.tx.una >= end {
+        if una < tail.resume {
             self.rewind_for_gap(true);
         }
     }
@@ -677,17 +694,22 @@ impl Qp {
         let una = self.tx.una;
         let seq = una + u64::from(headers.bth.psn().since(Psn::new(una as u32)));
         // IBTA vol. 1, 9.7.5.1.1: what answers nothing that is on the way is a ghost.
-        if seq >= self.tx.max {
-            self.stats.ghosts += 1;
-            return;
-        }
         let syndrome = headers.aeth.map(|aeth| aeth.syndrome());
         let operation = headers.bth.opcode().info().map(|info| info.operation);
+        if seq >= self.tx.max {
+            self.stats.ghosts += 1;
+            // An answer went before it that acknowledged the same.
+            let last = headers.bth.psn() == Psn::new(una as u32).add(0xff_ffff);
+            if last && (operation, syndrome.map(is_ack)) == (Some(Operation::Ack), Some(true)) {
+                self.look_for_lost_tail();
+            }
+            return;
+        }
         match (operation, syndrome) {
             (Some(Operation::Ack), Some(Syndrome::Ack(code))) => {
                 if self.acknowledge(now, seq + 1) {
                     self.take_credits(seq, code);
-                    self.look_for_lost_tail(seq);
+                    self.look_for_lost_tail();
                 } else {
                     self.rewind_for_gap(false);
                 }
@@ -863,6 +885,11 @@ impl Qp {
         }
         self.stats.payload_received += data.len() as u64;
         self.acknowledge_response(now);
+        // Of one that is answered itself nobody knows: its answer may be on the way.
+        let known = self.tx.queue.front().is_some_and(|work| !work.awaits_response());
+        if known && self.tx.tail.is_some_and(|tail| tail.answered) {
+            self.look_for_lost_tail();
+        }
         self.meet_doom(now);
     }
 
@@ -910,21 +937,20 @@ impl Qp {
             let Some(work) = self.tx.queue.get(self.tx.at) else {
                 break;
             };
+            // One that is to come anyway makes room: to ask for more would only make the trains and
+            // the acknowledgements small.
+            let awaits = self.tx.awaits_ack();
+            let full = u64::from(mtu) + OVERHEAD;
             let ask = rc
                 && (plan.ask
                     || self.tx.hole.is_some_and(|hole| after >= hole.end)
                     || self.tx.unasked.saturating_add(1) >= self.config.ack_every
-                    // One that is to come anyway makes room: to ask for more would only make the
-                    // trains and the acknowledgements small.
-                    || !self.tx.awaits_ack()
-                        && (crowded
-                            || !self.tx.has_room(
-                                after,
-                                self.window,
-                                mtu,
-                                1,
-                                u64::from(mtu) + OVERHEAD,
-                            )));
+                    || !awaits && (crowded || !self.tx.has_room(after, self.window, mtu, 1, full)));
+            if crowded && !ask {
+                // What does not ask needs room for one behind it that does.
+                self.tx.starved = Some(Starved { pool: Pool::Peer, wants: 2 * weigh(mtu) });
+                break;
+            }
             plan.headers.bth = plan.headers.bth.with_ack_req(ask);
             let source = work.source(plan.offset, plan.len);
             if train.push(ends, &mut plan.headers, source, mem, self.config.scope).is_err() {
@@ -991,6 +1017,9 @@ impl Qp {
         };
         if work.awaits_response() {
             tx.outstanding.push_back(tx.next);
+            if let Some(tail) = tx.tail.as_mut().filter(|_| tx.hole.is_some()) {
+                tail.answered |= tx.next >= tail.end;
+            }
         }
         if tx.next >= work.end() {
             tx.at += 1;
@@ -1147,6 +1176,10 @@ impl Qp {
         }
         Some(Plan { headers, offset, len, packets, ask: last || response })
     }
+}
+
+fn is_ack(syndrome: Syndrome) -> bool {
+    matches!(syndrome, Syndrome::Ack(_))
 }
 
 /// The opcode of a request packet, as RC has it.

@@ -395,23 +395,49 @@ pub struct Stats {
 
 impl AddAssign for Stats {
     fn add_assign(&mut self, other: Self) {
-        self.packets_sent += other.packets_sent;
-        self.packets_resent += other.packets_resent;
-        self.packets_received += other.packets_received;
-        self.payload_sent += other.payload_sent;
-        self.payload_received += other.payload_received;
-        self.acks_sent += other.acks_sent;
-        self.rnr_naks_sent += other.rnr_naks_sent;
-        self.sequence_naks_sent += other.sequence_naks_sent;
-        self.rnr_naks_received += other.rnr_naks_received;
-        self.sequence_naks_received += other.sequence_naks_received;
-        self.timeouts += other.timeouts;
-        self.duplicates += other.duplicates;
-        self.out_of_order += other.out_of_order;
-        self.ghosts += other.ghosts;
-        self.malformed += other.malformed;
-        self.no_receive += other.no_receive;
-        self.access_errors += other.access_errors;
-        self.ce_marked += other.ce_marked;
+        let Self {
+            packets_sent,
+            packets_resent,
+            packets_received,
+            payload_sent,
+            payload_received,
+            acks_sent,
+            rnr_naks_sent,
+            sequence_naks_sent,
+            rnr_naks_received,
+            sequence_naks_received,
+            timeouts,
+            duplicates,
+            out_of_order,
+            kept,
+            ghosts,
+            malformed,
+            no_receive,
+            access_errors,
+            ce_marked,
+            cnps_received,
+            paced,
+        } = other;
+        self.packets_sent += packets_sent;
+        self.packets_resent += packets_resent;
+        self.packets_received += packets_received;
+        self.payload_sent += payload_sent;
+        self.payload_received += payload_received;
+        self.acks_sent += acks_sent;
+        self.rnr_naks_sent += rnr_naks_sent;
+        self.sequence_naks_sent += sequence_naks_sent;
+        self.rnr_naks_received += rnr_naks_received;
+        self.sequence_naks_received += sequence_naks_received;
+        self.timeouts += timeouts;
+        self.duplicates += duplicates;
+        self.out_of_order += out_of_order;
+        self.kept += kept;
+        self.ghosts += ghosts;
+        self.malformed += malformed;
+        self.no_receive += no_receive;
+        self.access_errors += access_errors;
+        self.ce_marked += ce_marked;
+        self.cnps_received += cnps_received;
+        self.paced += paced;
     }
 }

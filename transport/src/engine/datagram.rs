@@ -55,9 +55,9 @@ use crate::{
 };
 
 /// Receptions and trains of one turn, before others get theirs: about a MiB each way.
-const TURN: Budget = Budget { receptions: 16, trains: 16 };
+const TURN: Budget = Budget { receptions: 16, trains: 16, answers: true };
 /// The same for a post: it sends, and does not receive.
-const POST: Budget = Budget { receptions: 0, trains: 64 };
+const POST: Budget = Budget { receptions: 0, trains: 64, answers: true };
 /// A program that polls comes back sooner than this.
 const RECENT: Duration = Duration::from_micros(100);
 /// And its posts and turns take no longer.
@@ -65,8 +65,8 @@ const LONG_POST: Duration = Duration::from_millis(10);
 /// How long a peer may take to hear of an error by a NAK, before it is disconnected.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
-/// A program that polls and takes a message gets so long to post its answer; the ACK that is owed
-/// goes along with that then, in the same send call. Shorter than half a round trip.
+/// A program that polls and takes a message gets so long to post its answer, which goes out before
+/// the ACK that is owed. Shorter than half a round trip.
 const GRACE: Duration = Duration::from_micros(3);
 /// How long timers wait at most for what lies in the socket.
 const OVERDUE: Duration = Duration::from_millis(500);
@@ -76,6 +76,8 @@ const OVERDUE: Duration = Duration::from_millis(500);
 struct Budget {
     receptions: usize,
     trains: usize,
+    /// Whether answers to peers are sent too.
+    answers: bool,
 }
 
 /// See the [module](self).
@@ -290,17 +292,24 @@ impl Engine {
         let result = {
             let mut core = self.core.lock();
             self.turning.store(true, Ordering::Relaxed);
-            let before = core.needs();
+            let unarmed = self.unarmed.load(Ordering::SeqCst);
+            // Out of epoll the task looks by itself.
+            let before = (!unarmed).then(|| core.needs());
             let result = f(&mut core, &mut wakes);
             let mut turn = Turn::default();
             let now = self.clock.now();
-            core.transmit(self, now, POST, &mut turn);
+            // Who polls sends what is owed with the next turn: it turns again soon, or the task does.
+            core.transmit(self, now, Budget { answers: !unarmed, ..POST }, &mut turn);
             core.settle(self, now, &mut turn, &mut wakes);
-            self.left(before, core.needs(), turn);
+            if let Some(before) = before {
+                self.left(before, core.needs(), turn);
+            }
             self.turning.store(false, Ordering::Relaxed);
             result
         };
-        wakes.call();
+        if !wakes.is_empty() {
+            wakes.call();
+        }
         result
     }
 
@@ -318,8 +327,8 @@ impl Engine {
         };
         self.turning.store(true, Ordering::Relaxed);
         let turn = self.turn_with(core, now, true);
-        if turn.worked {
-            // It may have taken long.
+        if turn.more {
+            // It has taken long.
             self.polled.store(self.clock.now().as_nanos(), Ordering::Relaxed);
         }
         self.turning.store(false, Ordering::Relaxed);
@@ -328,17 +337,20 @@ impl Engine {
 
     fn turn_with(&self, mut core: MutexGuard<'_, Core>, now: Instant, polls: bool) -> Turn {
         let mut wakes = Wakes::default();
-        let before = core.needs();
         // Who polls takes its completions first, and sends what is owed with the next turn: it
         // turns again soon, or the task does.
         let lazy = polls && self.unarmed.load(Ordering::SeqCst);
+        // Out of epoll the task looks by itself.
+        let before = (polls && !lazy).then(|| core.needs());
         let mut turn = core.turn(self, now, lazy, &mut wakes);
-        if polls {
+        if let Some(before) = before {
             self.left(before, core.needs(), turn);
         }
         drop(core);
-        turn.told = !wakes.is_empty();
-        wakes.call();
+        if !wakes.is_empty() {
+            turn.told = true;
+            wakes.call();
+        }
         turn
     }
 
@@ -839,7 +851,11 @@ impl Core {
                 turn.more = true;
                 return;
             }
-            let limits = Limits { max_packets: self.socket.max_packets(), ..Limits::default() };
+            let limits = Limits {
+                max_packets: self.socket.max_packets(),
+                answers: budget.answers,
+                ..Limits::default()
+            };
             let Self { port, train, .. } = self;
             match port.poll_transmit(now, &*engine.table, limits, train) {
                 Some(way) => {

@@ -160,8 +160,9 @@ fn attempts_that_lost(world: &World) -> Drops {
 
 /// RC: it gave up because of the network. Each attempt at the same packet, `retry_cnt + 1` of them,
 /// lost something, that packet, one behind it, or an answer to one of these; or something came out of
-/// order, which is as good as lost. From where the peer
-/// gave up on there is no answer anyway.
+/// order, which is as good as lost. From where the peer gave up on there is no answer anyway. Where the
+/// peer keeps what comes out of order a time-out asks about the oldest packet alone: the first try may
+/// miss what was lost before.
 fn reason(
     s: &Settings,
     pair: usize,
@@ -180,9 +181,12 @@ fn reason(
     };
     for (attempt, &at) in end.timeouts.iter().enumerate().skip(first) {
         let alone = peer.died.is_some_and(|died| died <= at);
-        let lost = drops
-            .get(&(pair, side, attempt))
-            .is_some_and(|lost| lost.overtaken || lost.psns.iter().any(|&psn| behind(psn)));
+        let before = s.out_of_order && attempt == first;
+        let lost = (attempt.saturating_sub(before.into())..=attempt).any(|attempt| {
+            drops
+                .get(&(pair, side, attempt))
+                .is_some_and(|lost| lost.overtaken || lost.psns.iter().any(|&psn| behind(psn)))
+        });
         if !alone && !lost {
             return Err(format!(
                 "it gave up, but of its try {} of {tries} nothing was lost",

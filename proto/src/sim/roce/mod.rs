@@ -238,7 +238,7 @@ pub fn run(settings: &Settings) -> Report {
             };
             *count += 1;
         }
-        add(&mut report.stats, end.qp.stats());
+        report.stats += *end.qp.stats();
         if end.died.is_some() {
             report.given_up.push(qpn(pair, side));
         }
@@ -268,53 +268,6 @@ impl Report {
             capture: None,
         }
     }
-}
-
-fn add(sum: &mut Stats, more: &Stats) {
-    let Stats {
-        packets_sent,
-        packets_resent,
-        packets_received,
-        payload_sent,
-        payload_received,
-        acks_sent,
-        rnr_naks_sent,
-        sequence_naks_sent,
-        rnr_naks_received,
-        sequence_naks_received,
-        timeouts,
-        duplicates,
-        out_of_order,
-        kept,
-        ghosts,
-        malformed,
-        no_receive,
-        access_errors,
-        ce_marked,
-        cnps_received,
-        paced,
-    } = more;
-    sum.packets_sent += packets_sent;
-    sum.packets_resent += packets_resent;
-    sum.packets_received += packets_received;
-    sum.payload_sent += payload_sent;
-    sum.payload_received += payload_received;
-    sum.acks_sent += acks_sent;
-    sum.rnr_naks_sent += rnr_naks_sent;
-    sum.sequence_naks_sent += sequence_naks_sent;
-    sum.rnr_naks_received += rnr_naks_received;
-    sum.sequence_naks_received += sequence_naks_received;
-    sum.timeouts += timeouts;
-    sum.duplicates += duplicates;
-    sum.out_of_order += out_of_order;
-    sum.kept += kept;
-    sum.ghosts += ghosts;
-    sum.malformed += malformed;
-    sum.no_receive += no_receive;
-    sum.access_errors += access_errors;
-    sum.ce_marked += ce_marked;
-    sum.cnps_received += cnps_received;
-    sum.paced += paced;
 }
 
 /// A problem of the queue pair on `side` of `pair`.
