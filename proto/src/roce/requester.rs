@@ -588,7 +588,9 @@ impl Qp {
     /// Something is on the way: sees to it that its acknowledgement is missed in time.
     fn arm(&mut self, now: Instant) {
         if self.tx.frontier() > self.tx.una && self.tx.deadline.is_none() {
-            self.tx.deadline = self.attr.ack_timeout().map(|timeout| now + timeout);
+            let doublings = if self.config.backoff { self.tx.retries.min(4) } else { 0 };
+            let patience = self.attr.ack_timeout().map(|timeout| timeout * (1 << doublings));
+            self.tx.deadline = patience.map(|patience| now + patience);
             // For ever is too long for the others.
             // What was waived is not waived once more.
             let mtu = self.attr.path_mtu.octets();

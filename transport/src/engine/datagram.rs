@@ -64,8 +64,6 @@ const RECENT: Duration = Duration::from_micros(100);
 const LONG_POST: Duration = Duration::from_millis(10);
 /// How long a peer may take to hear of an error by a NAK, before it is disconnected.
 const LAST_WORDS: Duration = Duration::from_millis(500);
-/// How long a peer may take to answer a disconnect until nobody waits for it any more.
-const FAREWELL: Duration = Duration::from_secs(1);
 
 /// A program that polls and takes a message gets so long to post its answer, which goes out before
 /// the ACK that is owed. Shorter than half a round trip.
@@ -154,6 +152,8 @@ struct Entry {
     linked: bool,
     /// It disconnects when its sends are done.
     closing: bool,
+    /// The connection manager disconnects it, and tells how that ended.
+    parting: bool,
     /// When to look after it.
     end: Option<Instant>,
     /// The last handle is gone: it is forgotten as soon as its end is told.
@@ -428,6 +428,7 @@ impl Engine {
                 addresses: None,
                 linked: false,
                 closing: false,
+                parting: false,
                 end: None,
                 released: false,
             },
@@ -437,10 +438,8 @@ impl Engine {
     /// Forgets a queue pair, in the port too.
     fn forget(&self, core: &mut Core, now: Instant, qpn: Qpn, wakes: &mut Wakes) {
         core.stop_closing(qpn);
+        core.end_by_itself(qpn);
         let Some(entry) = core.entries.remove(&qpn) else { return };
-        if let Some(at) = entry.end {
-            core.ends.remove(&(at, qpn));
-        }
         let _ = core.port.destroy_qp(now, qpn);
         {
             let mut queues = self.queues.lock();
@@ -613,8 +612,9 @@ impl Engine {
 
     pub(crate) fn unlisten(&self, port: u16) {
         let service = PortSpace::TCP.service_id(port);
-        self.locked(|core, _| {
-            core.listeners.remove(&service);
+        self.locked(|core, wakes| {
+            let listener = core.listeners.remove(&service);
+            wakes.later(move || drop(listener));
             core.port.unlisten(self.clock.now(), service);
         });
     }
@@ -985,7 +985,7 @@ impl Core {
 
     fn take_event(&mut self, engine: &Engine, now: Instant, event: Event, wakes: &mut Wakes) {
         match event {
-            Event::Request(request) => self.take_request(engine, now, request),
+            Event::Request(request) => self.take_request(engine, now, request, wakes),
             Event::Established { qpn, terms } => self.establish(engine, qpn, terms, wakes),
             Event::Rejected { qpn: Some(qpn), rejected } => {
                 self.refused(now, qpn, Refusal::Rejected(rejected), wakes);
@@ -1011,7 +1011,13 @@ impl Core {
         }
     }
 
-    fn take_request(&mut self, engine: &Engine, now: Instant, request: Box<Request>) {
+    fn take_request(
+        &mut self,
+        engine: &Engine,
+        now: Instant,
+        request: Box<Request>,
+        wakes: &mut Wakes,
+    ) {
         let max = self
             .socket
             .path_mtu(request.cm.peer)
@@ -1025,17 +1031,18 @@ impl Core {
             let _ = self.port.reject(now, &request, &Reject::mtu(max));
             return;
         }
-        let sent = match self.listeners.get(&request.cm.service_id) {
-            Some(listener) => listener.try_send(request).map_err(|e| e.into_inner()),
-            None => Err(request),
-        };
-        if let Err(request) = sent {
-            count(&engine.counters.refused);
-            let crowded = Reject {
-                reason: userdma_proto::wire::mad::cm::Reason::NO_RESOURCES,
-                ..Reject::consumer(&[])
-            };
-            let _ = self.port.reject(now, &request, &crowded);
+        let listener = self.listeners.get(&request.cm.service_id);
+        match listener.map(|listener| listener.clone().try_reserve_owned()) {
+            // Whoever waits for it is woken, and so without the lock.
+            Some(Ok(place)) => wakes.later(move || drop(place.send(request))),
+            Some(Err(_)) | None => {
+                count(&engine.counters.refused);
+                let crowded = Reject {
+                    reason: userdma_proto::wire::mad::cm::Reason::NO_RESOURCES,
+                    ..Reject::consumer(&[])
+                };
+                let _ = self.port.reject(now, &request, &crowded);
+            }
         }
     }
 
@@ -1068,6 +1075,7 @@ impl Core {
     fn make_idle(&mut self, qpn: Qpn) {
         let Some(entry) = self.entries.get_mut(&qpn) else { return };
         (entry.mode, entry.linked, entry.addresses) = (Mode::Idle, false, None);
+        entry.parting = false;
         let qp = entry.qp.clone();
         let reset = self.port.modify(qpn, &QpAttr::to(QpState::Reset));
         debug_assert_eq!(reset, Ok(()), "every state leads to RESET");
@@ -1145,6 +1153,15 @@ impl Core {
         self.ends.insert((at, qpn));
     }
 
+    /// There is no need to look after a queue pair any more.
+    fn end_by_itself(&mut self, qpn: Qpn) {
+        if let Some(entry) = self.entries.get_mut(&qpn)
+            && let Some(at) = entry.end.take()
+        {
+            self.ends.remove(&(at, qpn));
+        }
+    }
+
     /// It does not wait for its sends any more.
     fn stop_closing(&mut self, qpn: Qpn) {
         if let Some(entry) = self.entries.get_mut(&qpn)
@@ -1172,11 +1189,14 @@ impl Core {
 
     /// Ends a connection; a queue pair without one goes to the error state.
     fn disconnect(&mut self, now: Instant, qpn: Qpn) {
-        let linked = self.entries.get(&qpn).is_some_and(|entry| entry.linked);
-        if linked && self.port.disconnect(now, qpn).is_ok() {
-            self.end_at(now + FAREWELL, qpn);
+        let Some(entry) = self.entries.get_mut(&qpn) else { return };
+        if entry.linked && self.port.disconnect(now, qpn).is_ok() {
+            // `Event::Disconnected` follows, when the peer has answered or was asked often enough.
+            entry.parting = true;
+            self.end_by_itself(qpn);
             return;
         }
+        entry.linked = false;
         let _ = self.port.modify(qpn, &QpAttr::to(QpState::Err));
         self.end_at(now, qpn);
     }
@@ -1191,7 +1211,7 @@ impl Core {
         wakes: &mut Wakes,
     ) {
         let Some(entry) = self.entries.get_mut(&qpn) else { return };
-        entry.linked = false;
+        (entry.linked, entry.parting) = (false, false);
         if entry.mode == Mode::Starting {
             let connecting = entry.connecting.take();
             self.make_idle(qpn);
@@ -1203,6 +1223,7 @@ impl Core {
         wakes.ends.push((entry.qp.clone(), reason));
         let released = entry.released;
         self.stop_closing(qpn);
+        self.end_by_itself(qpn);
         if released {
             self.deliver(wakes);
             engine.forget(self, now, qpn, wakes);
@@ -1221,14 +1242,15 @@ impl Core {
         if state != Some(QpState::Err) {
             return;
         }
-        // As long as it is linked the peer has not answered.
-        let reason = if entry.linked { CloseReason::Lost } else { CloseReason::Graceful };
-        wakes.ends.push((entry.qp.clone(), reason));
-        if entry.released {
+        if entry.linked {
+            self.disconnect(now, qpn);
+            return;
+        }
+        let released = entry.released;
+        wakes.ends.push((entry.qp.clone(), CloseReason::Graceful));
+        if released {
             self.deliver(wakes);
             engine.forget(self, now, qpn, wakes);
-        } else if entry.linked {
-            let _ = self.port.disconnect(now, qpn);
         }
     }
 }
@@ -1389,7 +1411,7 @@ impl Member {
             match entry.mode {
                 Mode::Idle | Mode::Starting => core.fail(now, qpn, CloseReason::Aborted, wakes),
                 // An end under way goes on: a NAK comes before the disconnect.
-                Mode::Up if entry.closing || entry.end.is_some() => {}
+                Mode::Up if entry.ends() => {}
                 Mode::Up if state == Some(QpState::Err) => core.disconnect(now, qpn),
                 Mode::Up => {
                     let until = now + entry.qp.init.close_timeout;
@@ -1412,9 +1434,7 @@ impl Member {
         self.0.locked(|core, wakes| {
             let Some(entry) = core.entries.get_mut(&qpn) else { return };
             entry.released = true;
-            let is_over = core.port.qp(qpn).is_none_or(|qp| qp.state() == QpState::Err);
-            let ends = entry.closing || (entry.end.is_some() && is_over);
-            if !ends {
+            if !entry.ends() {
                 core.fail(now, qpn, CloseReason::Aborted, wakes);
             }
             // Without the task nobody would come back for it.
@@ -1446,11 +1466,9 @@ impl Core {
         // All that may be wrong with it.
         self.port.modify(qpn, &QpAttr { state: None, ..*attr })?;
         self.stop_closing(qpn);
+        self.end_by_itself(qpn);
         let Some(entry) = self.entries.get_mut(&qpn) else { return Ok(()) };
         (entry.mode, entry.addresses, entry.terms) = (Mode::Up, None, None);
-        if let Some(at) = entry.end.take() {
-            self.ends.remove(&(at, qpn));
-        }
         let qp = entry.qp.clone();
         let flushed = |wr: RecvWr| Wc {
             id: wr.id,
@@ -1493,6 +1511,11 @@ impl Core {
 }
 
 impl Entry {
+    /// Whether an end is under way.
+    fn ends(&self) -> bool {
+        self.closing || self.parting && self.linked || self.end.is_some()
+    }
+
     /// Keeps a receive until there is a connection.
     fn keep(&mut self, wr: RecvWr, tag: u64) -> Result<(), PostError> {
         let init = &self.qp.init;
@@ -1559,7 +1582,12 @@ async fn drive(driven: Driven) {
             turn = engine.turn_beside(clock.now());
             continue;
         }
-        engine.unarmed.store(false, Ordering::SeqCst);
+        if engine.unarmed.swap(false, Ordering::SeqCst) {
+            // Whoever polled last may have left something to be sent, and held the lock when the
+            // task came by.
+            turn = engine.turn(clock.now());
+            continue;
+        }
         if turn.more {
             // One bounded turn after another, with the runtime's other tasks in between.
             tokio::task::yield_now().await;
