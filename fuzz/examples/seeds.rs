@@ -15,18 +15,27 @@ use serde_json::Value;
 use userdma_fuzz::FOLDER;
 use userdma_proto::{
     dissect::{Dissector, Options, capture::Reader},
+    mem::PdId,
+    roce::{
+        self, PathMtu, Port, Train,
+        port::{Accept, Config, Connect, Event, Limits},
+    },
+    time::Instant,
+    verbs::{Access, QpType, RecvWr, RemoteAddr, SendWr, Sge},
     wire::{
         ib::{lrh::Lrh, vcrc::vcrc},
-        ids::{Gid, Msn, PKey, Psn, Qpn, Stag},
+        ids::{Gid, LKey, Msn, PKey, Psn, Qpn, RKey, Stag},
         iwarp::{
             ddp::UntaggedHeader,
             fpdu::{self, MarkerEncoder},
             mpa::{Start, StartFlags, StartKind},
             rdmap,
         },
-        roce::{UDP_PORT, bth::Bth, grh::Grh, icrc::Icrc, opcode::Opcode},
+        mad::{MAD_LEN, cm::PortSpace},
+        roce::{Packet, UDP_PORT, bth::Bth, feth::Placement, grh::Grh, icrc::Icrc, opcode::Opcode},
     },
 };
+use userdma_tests::PlainMemory;
 use zerocopy::IntoBytes;
 
 /// Captures longer than this are cut behind a frame.
@@ -40,6 +49,11 @@ fn main() {
     files(&captures);
     vectors();
     scripts();
+    queue_pair_scripts();
+    manager_scripts();
+    port_scripts();
+    kernel_mads(&captures);
+    simulated();
     builders();
 }
 
@@ -628,6 +642,393 @@ fn scripts() {
         &[&initiator(0, 0, depths), &[14, 0xff, 0x0f], &long, &[15, 0x60, 0], &ALL_WRITTEN],
     );
     script("start_up_times_out", &[&[0, 0, 1], &recv, &[11, 0xff, 0xff]]);
+}
+
+/// What the program and the peer do in a script for `roce_qp`; see there what the numbers mean.
+mod qp {
+    /// Time-out 67 ms, retries 7, RNR retries for ever; then the type, IP version, path MTU.
+    pub(super) fn settings(what: u8) -> [u8; 6] {
+        [what, 0x3f, 14, 0, 0, 0]
+    }
+    /// All that can be sent is.
+    pub(super) const SENT: [u8; 4] = [10, 0, 0xff, 0xff];
+    /// The next time-out comes.
+    pub(super) const TIME: [u8; 1] = [12];
+    /// A receive of two pieces in the inbox.
+    pub(super) const RECV: [u8; 14] = [9, 2, 2, 0, 0, 0, 64, 0, 2, 0, 64, 0, 64, 0];
+    /// A send of four octets, or no more than a header; the operation.
+    pub(super) fn inline(op: u8) -> [u8; 10] {
+        [7, 0x10 | op, 0, 0, 0, 4, b'a', b'b', b'c', b'd']
+    }
+    /// A send of 600 octets from, or a READ into, one piece of a region.
+    pub(super) fn long(op: u8, key: u8) -> [u8; 12] {
+        [7, op, 0, 0, 0, 1, key, 0, 0, 0, 0x58, 2]
+    }
+    /// An atomic, with its result in the inbox.
+    pub(super) fn atomic(op: u8) -> [u8; 11] {
+        [7, op, 0, 0, 0, 2, 0, 32, 0, 8, 0]
+    }
+    /// The peer answers as it should, in so many packets.
+    pub(super) fn answer(packets: usize) -> Vec<u8> {
+        [&[4, 0, 0, 0, 0][..], &vec![0; 2 * packets]].concat()
+    }
+    /// It says something else.
+    pub(super) fn says(how: u8) -> [u8; 7] {
+        [4, 0, how, 0, 0, 0, 0]
+    }
+    /// A request without RETH: the row among the requests of its type.
+    pub(super) fn request(row: u8) -> [u8; 7] {
+        [0, row, 0, 0, 0, 0, 0]
+    }
+    /// One with RETH: the region, how many octets.
+    pub(super) fn rdma(row: u8, key: u8, len: u16) -> [u8; 13] {
+        let [low, high] = len.to_le_bytes();
+        [0, row, 0, 0, key, 0, 8, 0, low, high, 0, 0, 0]
+    }
+    /// An atomic at offset 16 of the open region.
+    pub(super) fn asks_atomic(row: u8) -> [u8; 12] {
+        [0, row, 0, 0, 0, 0, 16, 0, 3, 0, 0, 0]
+    }
+}
+
+/// Scripts for `roce_qp`.
+fn queue_pair_scripts() {
+    use qp::*;
+    const RC: u8 = 0;
+    const UC: u8 = 2;
+    const UD: u8 = 3;
+    const V6: u8 = 4;
+    const MTU_1024: u8 = 0x40;
+    let script = |name: &str, what: u8, steps: &[&[u8]]| {
+        seed("roce_qp", name, &[&settings(what), &steps.concat()]);
+    };
+    script(
+        "rc_requests_of_every_kind",
+        RC,
+        &[
+            &inline(0),
+            &inline(4),
+            &long(0, 0),
+            &SENT,
+            &answer(1),
+            &answer(1),
+            &answer(1),
+            &answer(1),
+            &answer(1),
+            &long(8, 2),
+            &atomic(12),
+            &SENT,
+            &answer(3),
+            &answer(1),
+            &[7, 0x1b, 0, 0, 0],
+            &[7, 14, 0, 0, 0, 0],
+            &SENT,
+            &answer(1),
+            &answer(1),
+        ],
+    );
+    script(
+        "rc_answers_of_every_kind",
+        RC | V6 | MTU_1024,
+        &[
+            &RECV,
+            &RECV,
+            &request(4),
+            &[0, 5, 0, 0, 9, 0, 0, 0],
+            &rdma(10, 0, 24),
+            &rdma(12, 0, 2000),
+            &asks_atomic(14),
+            &asks_atomic(13),
+            &[0, 17, 0, 0, 0, 0, 0, 8, 0, 24, 0, 0, 0, 0],
+            &rdma(18, 0, 8),
+            &SENT,
+        ],
+    );
+    script(
+        "rc_messages_of_many_packets",
+        RC,
+        &[
+            &RECV[..1],
+            &[1, 2, 0, 0, 0, 0, 4],
+            &request(0),
+            &request(2),
+            &rdma(6, 0, 600),
+            &request(7),
+            &request(8),
+            &SENT,
+        ],
+    );
+    script(
+        "rc_loss",
+        RC,
+        &[&long(5, 0), &SENT, &says(0xc8), &SENT, &TIME, &SENT, &answer(1), &answer(1), &answer(1)],
+    );
+    script(
+        "rc_read_restarted",
+        RC,
+        &[&long(8, 2), &SENT, &[4, 0, 0, 1, 0, 0, 0], &TIME, &SENT, &answer(2)],
+    );
+    // Kept until what is missing comes: a WRITE, and a SEND behind it.
+    let keeps = [RC, 0x3f, 14, 0x10, 0, 0];
+    let [mut write, mut send] = [rdma(10, 0, 24).to_vec(), request(4).to_vec()];
+    (write[2], send[2]) = (0xd9, 0xda);
+    let late = rdma(10, 0, 24);
+    seed("roce_qp", "rc_out_of_order", &[&keeps, &RECV, &write, &send, &late, &SENT]);
+    script("rc_no_receive", RC, &[&request(4), &SENT, &RECV, &request(4), &SENT]);
+    script("rc_told_to_wait", RC, &[&inline(0), &SENT, &says(0xa1), &TIME, &SENT, &answer(1)]);
+    script("rc_refused", RC, &[&rdma(10, 1, 24), &SENT, &request(4), &SENT]);
+    script("rc_told_to_stop", RC, &[&inline(0), &inline(5), &SENT, &says(0xc2)]);
+    script("rc_silence", RC, &[&inline(0), &SENT]);
+    script(
+        "rc_duplicates",
+        RC,
+        &[
+            &RECV,
+            &request(4),
+            &[15, 0, 0],
+            &asks_atomic(14),
+            &[15, 0, 0],
+            &SENT,
+            &[15, 0, 0],
+            &SENT,
+        ],
+    );
+    // One at a time may be asked for.
+    let depth_1 = [RC, 0x3f, 0x2e, 0, 0, 0];
+    let before = |n: u8| [0, 12, 0xd7 - n, 0, 0, 0, 8, 0, 24, 0, 0, 0, 0];
+    let reads: Vec<u8> = (0..12).flat_map(before).collect();
+    seed("roce_qp", "rc_reads_that_came_before", &[&depth_1, &reads, &SENT]);
+    script(
+        "rc_drained_and_again",
+        RC,
+        &[&inline(0), &SENT, &[13, 0x30], &inline(0), &answer(1), &[13, 0x60], &SENT, &answer(1)],
+    );
+    script("rc_reset_and_again", RC, &[&inline(0), &SENT, &[13, 0], &RECV, &request(4), &SENT]);
+    script(
+        "uc_both_ways",
+        UC | MTU_1024,
+        &[&RECV, &request(4), &rdma(10, 0, 24), &inline(0), &long(5, 0), &SENT],
+    );
+    script("uc_gap", UC, &[&RECV, &request(0), &[0, 2, 0xd9, 0, 0, 0, 0], &request(4), &SENT]);
+    script(
+        "ud_both_ways",
+        UD,
+        &[
+            &RECV,
+            &request(0),
+            &RECV,
+            &[0, 1, 0, 0, 9, 0, 0, 0],
+            &[7, 0, 0x10, 0, 0, 0, 4, 1, 2, 3, 4],
+            &SENT,
+        ],
+    );
+}
+
+/// Scripts for `roce_cm`.
+fn manager_scripts() {
+    let front = [0, 0xf4, 0xf4];
+    let (connect, deliver, accept) = ([7, 0, 0, 0], [0, 0, 0, 0], [0x88, 0, 0, 0, 0]);
+    let connected = [&connect[..], &deliver, &accept, &deliver, &deliver].concat();
+    let script = |name: &str, steps: &[&[u8]]| seed("roce_cm", name, &[&front, &steps.concat()]);
+    script("connected_and_disconnected", &[&connected, &[9, 0], &deliver, &deliver]);
+    script(
+        "both_disconnect",
+        &[&connected, &[9, 0, 0x89, 0], &deliver, &deliver, &deliver, &deliver],
+    );
+    script("rejected", &[&connect, &deliver, &[0x88, 0, 0xff, 0, 0], &deliver]);
+    script(
+        "smaller_path_mtu",
+        &[
+            &connect,
+            &deliver,
+            &[0x88, 0, 0xa0, 0, 0],
+            &deliver,
+            &deliver,
+            &accept,
+            &deliver,
+            &deliver,
+        ],
+    );
+    script("all_lost", &[&connect, &[0, 0, 2], &[14; 30]]);
+    script(
+        "reply_lost",
+        &[&connect, &deliver, &accept, &[0, 0, 2, 14], &deliver, &deliver, &deliver, &deliver],
+    );
+    script("ready_by_a_packet", &[&connect, &deliver, &accept, &[0x8c, 0x21]]);
+    script("slow_program", &[&connect, &deliver, &[14, 14, 14], &accept]);
+    // Token on both sides.
+    script("tokens", &[&[7, 0, 0, 1], &deliver, &[0x88, 0, 0, 0, 1], &deliver, &deliver]);
+    script("datagram_service", &[&[10, 0, 0, 1], &deliver, &deliver]);
+    script("nobody_listens", &[&[7, 1, 0, 0], &deliver, &deliver]);
+    // A stranger's requests: its ID, its queue pair.
+    let request = |id: u8, qp: u8| [0xc4, 0, 0, 13, 0, id, 0, 0, 0, 0, qp, 0x94, 0x17, 0, 0];
+    let ready = [0xc4, 4, 0, 0, 0, 0, 0];
+    script(
+        "crowd",
+        &[1, 2, 3, 4, 5, 6].map(|n| request(n, n)).each_ref().map(|request| &request[..]),
+    );
+    // Host 1 takes no events.
+    let lazy = [2, 0xf4, 0xf4];
+    let crowd: Vec<u8> = (1..40).flat_map(|n| request(n, n)).collect();
+    seed("roce_cm", "crowd_and_a_lazy_program", &[&lazy, &crowd]);
+    let question = |n: u8| [0xc4, 7, 0, 13, 0, n, 0, 0, 0, 0, 0];
+    let questions: Vec<u8> = (1..50).flat_map(question).collect();
+    seed("roce_cm", "questions_and_a_lazy_program", &[&lazy, &questions]);
+    // An MRA for the REQ, with the longest time there is.
+    script("told_to_wait_long", &[&connect, &[4, 1, 0, 0, 0x55, 0, 31, 0]]);
+    script("stale", &[&request(1, 9), &accept, &ready, &request(2, 9)]);
+    script("same_id_again", &[&request(1, 9), &accept, &ready, &request(1, 8)]);
+}
+
+/// Scripts for `roce_port`.
+fn port_scripts() {
+    let front = [0, 0xf4, 0];
+    // REQ of the first peer, accepted; RTU.
+    let request = [0, 0, 0, 0, 0, 0x21, 0, 0, 0, 0, 0x31, 0x94, 0x17, 0, 0, 0];
+    let passive = [&request[..], &[8, 0], &[0, 4, 0, 0, 0, 0, 0, 0]].concat();
+    // Answered by its REP.
+    let active = [&[7, 0, 0][..], &[0, 3, 0, 0, 0x41, 0, 0xff, 0x51, 0, 0]].concat();
+    let recv = [10, 0x80, 1, 2, 0, 0, 0, 64, 0];
+    let send = [10, 0, 0x10, 0, 0, 0, 4, 1, 2, 3, 4];
+    let (acked, asked) = ([5, 0, 0, 0, 0, 0, 0, 0], [2, 4, 0, 0, 0, 0, 0]);
+    let read = [2, 12, 0, 0, 0, 0, 8, 0, 24, 0, 0, 0, 0];
+    // The peer disconnects; it answers our DREQ.
+    let (dreq, drep) = ([0, 5, 1, 0, 0, 0, 0, 0], [0, 6, 0, 0, 0, 0, 0, 0]);
+    let script = |name: &str, what: u8, steps: &[&[u8]]| {
+        seed("roce_port", name, &[&[what], &front[1..], &steps.concat()]);
+    };
+    script("passive_and_data", 0, &[&passive, &recv, &asked, &send, &acked, &read, &[9, 0], &drep]);
+    script("active_and_data", 0, &[&active, &send, &acked, &recv, &asked, &dreq]);
+    script("ipv6", 1, &[&passive, &recv, &asked, &send, &acked]);
+    script("any_address", 3, &[&passive, &recv, &asked, &send, &acked, &[9, 0], &drep]);
+    script("ready_by_a_packet", 0, &[&request, &[8, 0], &recv, &asked]);
+    script("rejected", 0, &[&request, &[8, 0xc]]);
+    script("destroyed", 0, &[&passive, &send, &[9, 0xff], &drep]);
+    script("never_answered", 0, &[&request, &[13, 0, 0, 13, 0, 0, 13, 0, 0]]);
+    script("never_reached", 0, &[&[7, 0, 0], &[13, 0, 0].repeat(20)]);
+    // Marked by a router: one notification.
+    script("congestion", 0, &[&passive, &recv, &[2, 4, 0, 0, 0, 0, 0xc], &asked, &[5, 0xe0, 0, 0]]);
+    script("by_hand", 0, &[&[12, 0x42], &recv, &asked, &send, &acked, &[12, 0x41], &asked]);
+    // One of the type UD: made, brought up, a datagram each way.
+    script(
+        "datagrams",
+        0,
+        &[
+            &[0x3b, 0x1c, 0x40, 0x1a, 0x80, 1, 2, 0, 0, 0, 64, 0],
+            &[0x12, 0, 0, 0, 0, 0, 0],
+            &[0x1a, 0, 0, 0x10, 0, 0, 0, 4, 1, 2, 3, 4],
+        ],
+    );
+    script("service_asked_for", 0, &[&[12, 0xd1], &[0, 8, 0, 0, 0, 0, 0, 0]]);
+    let rtu = [0, 4, 0, 0, 0, 0, 0, 0];
+    script("posted_before_ready", 0, &[&request, &[8, 0], &send, &rtu, &acked]);
+    let taken = [&request[..], &[8, 0], &send, &[14, 0], &rtu, &[14, 0], &acked].concat();
+    script("posted_before_ready_lazily", 0x10, &[&[12, 0], &taken]);
+    script("again_after_the_end", 0, &[&passive, &[9, 0], &drep, &[12, 0], &active]);
+    let crowd = |n: u8| [0, 0, 0, 13, 0, n, 0, 0, 0, 0, n, 0x94, 0x17, 0, 0, 0];
+    let crowd: Vec<u8> = (1..60).flat_map(crowd).collect();
+    script("crowd_and_a_lazy_program", 8, &[&crowd]);
+    script("wrong_icrc", 0, &[&passive, &[2, 4, 0, 0, 0, 0, 1]]);
+    script("lazy", 0x18, &[&request, &[15, 8, 0, 14, 0], &rtu, &recv, &asked, &[14, 0, 15]]);
+}
+
+/// The MADs of the Linux kernel in a capture, one after the other to the same manager and port.
+fn kernel_mads(captures: &[Capture]) {
+    for name in ["roce_rping.pcap", "roce_udaddy.pcap", "roce_reject.pcap"] {
+        let capture = captures.iter().find(|c| c.name == name).expect("it is there");
+        let (mut manager, mut port) = (vec![0, 0xf4, 0xf4], vec![0, 0xf4, 0]);
+        for (_, frame) in &capture.frames {
+            let Some((_, 17, udp)) = ip(frame) else { continue };
+            let packet = &udp[8..];
+            if Packet::parse(packet).is_ok_and(|p| p.payload.len() == MAD_LEN) {
+                // All but two zeros at the end; the program accepts.
+                manager.extend([&[0x86, 254][..], &packet[20..274], &[0x88, 0, 0, 0, 0]].concat());
+                raw(&mut port, packet);
+                port.extend([8, 0]);
+            }
+        }
+        let name = name.trim_end_matches(".pcap").replace("roce_", "kernel_");
+        seed("roce_cm", &name, &[&manager]);
+        seed("roce_port", &name, &[&port]);
+    }
+}
+
+/// Step 6 of `roce_qp` and `roce_port`: a packet, neither damaged nor marked.
+fn raw(out: &mut Vec<u8>, packet: &[u8]) {
+    out.extend([&[6][..], &(packet.len() as u16).to_le_bytes(), packet, &[0, 0]].concat());
+}
+
+// ------------------------------------------------------------------------------------- simulated
+
+/// Two ports of ours: what one of them sends, from the REQ to the DREQ, as the other one's input.
+fn simulated() {
+    let ends = ["192.0.2.2:4791", "192.0.2.1:4791"].map(|addr| addr.parse().expect("an address"));
+    let mut ports = [1, 0].map(|seed| Port::new(Config::new(ends[1 - seed as usize], seed)));
+    let service = PortSpace::TCP.service_id(7174);
+    ports[1].listen(service, 2).expect("it is new");
+    let mems = [PlainMemory::default(), PlainMemory::default()];
+    let rights = Access::LOCAL_WRITE
+        | Access::REMOTE_READ
+        | Access::REMOTE_WRITE
+        | Access::REMOTE_ATOMIC
+        | Access::FLUSH_GLOBAL;
+    mems.iter().for_each(|mem| mem.add(1, userdma_tests::PD, rights, 0, vec![1; 4096]));
+    let pd = PdId(userdma_tests::PD);
+    let qpns = ports.each_mut().map(|port| {
+        port.create_qp(roce::Config::new(QpType::Rc, pd, Qpn(0))).expect("there is room")
+    });
+    let mut out = vec![0, 0xf4, 0];
+    let (now, mut train) = (Instant::ZERO, Train::default());
+    let mut carry = |ports: &mut [Port; 2], out: &mut Vec<u8>| {
+        for from in [0, 1, 0, 1] {
+            let [port, peer] = match ports {
+                [a, b] if from == 0 => [a, b],
+                [a, b] => [b, a],
+            };
+            while let Some(way) =
+                port.poll_transmit(now, &mems[from], Limits::default(), &mut train)
+            {
+                let mut octets = Vec::new();
+                train.copy_to(&mems[from], way.scope, &mut octets).expect("its memory");
+                for octets in octets.chunks(train.segment_len()) {
+                    peer.handle_datagram(now, way.from, None, 0, octets, &mems[1 - from]);
+                    if from == 0 {
+                        raw(out, octets);
+                    }
+                }
+            }
+        }
+    };
+    let wish = Connect { mtu: PathMtu::Mtu256, ..Connect::new(ends[1], service) };
+    ports[0].connect(now, qpns[0], &wish).expect("it is new");
+    carry(&mut ports, &mut out);
+    let Some(Event::Request(request)) = ports[1].poll_event() else { panic!("no request") };
+    ports[1].accept(now, &request, qpns[1], &Accept::default()).expect("it waits");
+    out.extend([8, 0]);
+    carry(&mut ports, &mut out);
+    // A receive of 64 octets in the open region.
+    let sge = |length| Sge::new(0, length, LKey(1));
+    ports[1].post_recv(qpns[1], RecvWr::new(0, [sge(64)]), 0).expect("there is room");
+    out.extend([10, 0x80, 1, 0, 0, 0, 0, 64, 0]);
+    let remote = RemoteAddr::new(512, RKey(1));
+    let placement = Placement::GLOBAL_VISIBILITY;
+    for wr in [
+        SendWr::send(1, [sge(24)]),
+        SendWr::write(2, [sge(600)], remote),
+        SendWr::read(3, [sge(600)], remote),
+        SendWr::fetch_add(4, sge(8), remote, 5),
+        SendWr::cmp_swap(5, sge(8), remote, 1, 2),
+        SendWr::flush(6, remote, 64, placement),
+        SendWr::atomic_write(7, remote, [7; 8]),
+    ] {
+        ports[0].post_send(qpns[0], wr, 0).expect("there is room");
+        carry(&mut ports, &mut out);
+    }
+    let done = std::iter::from_fn(|| ports[0].poll_completion());
+    assert_eq!(done.filter(|(_, done)| done.wc.status.is_ok()).count(), 7);
+    ports[0].disconnect(now, qpns[0]).expect("it is connected");
+    carry(&mut ports, &mut out);
+    seed("roce_port", "simulated_run", &[&out]);
 }
 
 /// One input for each thing that `encode_decode` builds.

@@ -1,14 +1,13 @@
 //! One iWARP connection under a script: what its peer, its program and the clock do.
 
-use std::{cell::RefCell, collections::VecDeque, time::Duration};
+use std::time::Duration;
 
 use userdma_proto::{
     iwarp::{Completion, Config, Connection, Event, RtrKinds, Shutdown, Transmit},
-    mem::{AccessError, AtomicOp, Memory, PdId, Scope},
     time::Instant,
-    verbs::{Access, Imm, PostError, QpState, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge},
+    verbs::{Access, Imm, QpState, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge},
     wire::{
-        ids::{LKey, Msn, Qpn, RKey, Stag},
+        ids::{Msn, Qpn, RKey, Stag},
         iwarp::{
             ddp::{Segment, TaggedHeader, UntaggedHeader},
             fpdu::{self, Deframer, MarkerEncoder},
@@ -18,10 +17,12 @@ use userdma_proto::{
         },
     },
 };
-use userdma_tests::PlainMemory;
 use zerocopy::{IntoBytes, network_endian::U32};
 
-use crate::Choices;
+use crate::{
+    Choices,
+    memory::{Books, DOMAIN, KEYS, Recorder, Touch},
+};
 
 /// Three octets of settings, then steps until the input ends. A step is one octet, modulo 16, and
 /// what it needs:
@@ -57,126 +58,6 @@ fn run(data: &[u8]) -> Script<'_> {
 }
 
 const QPN: Qpn = Qpn(5);
-const DOMAIN: PdId = PdId(userdma_tests::PD);
-/// Octets of each region.
-const LEN: usize = 4096;
-/// Everything is allowed.
-const OPEN: u32 = 1;
-/// Nothing is.
-const SECRET: u32 = 2;
-/// Only the program writes.
-const INBOX: u32 = 3;
-/// Bound to the queue pair; the peer may revoke it.
-const BOUND: u32 = 4;
-/// Of another protection domain.
-const FOREIGN: u32 = 5;
-/// Everything is allowed, and its addresses are the highest there are.
-const HIGH: u32 = 6;
-const KEYS: [u32; 8] = [OPEN, SECRET, INBOX, BOUND, FOREIGN, HIGH, 0, 0xdead];
-
-/// A successful access.
-#[derive(Debug, Clone, Copy)]
-enum Touch {
-    ReadLocal(Sge),
-    WriteLocal(Sge),
-    Remote(Access, u64),
-}
-
-/// The tests' memory, and a record of what was touched.
-#[derive(Debug, Default)]
-struct Recorder {
-    plain: PlainMemory,
-    touched: RefCell<Vec<Touch>>,
-}
-
-impl Recorder {
-    fn note<T>(&self, touch: Touch, done: Result<T, AccessError>) -> Result<T, AccessError> {
-        if done.is_ok() {
-            self.touched.borrow_mut().push(touch);
-        }
-        done
-    }
-}
-
-impl Memory for Recorder {
-    fn check_local(&self, scope: Scope, sge: Sge, access: Access) -> Result<(), AccessError> {
-        self.plain.check_local(scope, sge, access)
-    }
-
-    fn check_remote(
-        &self,
-        scope: Scope,
-        rkey: RKey,
-        addr: u64,
-        len: u64,
-        access: Access,
-    ) -> Result<(), AccessError> {
-        self.plain.check_remote(scope, rkey, addr, len, access)
-    }
-
-    fn read_local(&self, scope: Scope, sge: Sge, out: &mut Vec<u8>) -> Result<(), AccessError> {
-        self.note(Touch::ReadLocal(sge), self.plain.read_local(scope, sge, out))
-    }
-
-    fn write_local(
-        &self,
-        scope: Scope,
-        lkey: LKey,
-        addr: u64,
-        data: &[u8],
-    ) -> Result<(), AccessError> {
-        let sge = Sge::new(addr, data.len() as u32, lkey);
-        self.note(Touch::WriteLocal(sge), self.plain.write_local(scope, lkey, addr, data))
-    }
-
-    fn read_remote(
-        &self,
-        scope: Scope,
-        rkey: RKey,
-        addr: u64,
-        len: u64,
-        out: &mut Vec<u8>,
-    ) -> Result<(), AccessError> {
-        let touch = Touch::Remote(Access::REMOTE_READ, len);
-        self.note(touch, self.plain.read_remote(scope, rkey, addr, len, out))
-    }
-
-    fn write_remote(
-        &self,
-        scope: Scope,
-        rkey: RKey,
-        addr: u64,
-        data: &[u8],
-    ) -> Result<(), AccessError> {
-        let touch = Touch::Remote(Access::REMOTE_WRITE, data.len() as u64);
-        self.note(touch, self.plain.write_remote(scope, rkey, addr, data))
-    }
-
-    fn atomic(
-        &self,
-        scope: Scope,
-        rkey: RKey,
-        addr: u64,
-        op: AtomicOp,
-    ) -> Result<u64, AccessError> {
-        let touch = Touch::Remote(Access::REMOTE_ATOMIC, 8);
-        self.note(touch, self.plain.atomic(scope, rkey, addr, op))
-    }
-
-    fn invalidate(&self, scope: Scope, rkey: RKey) -> Result<(), AccessError> {
-        self.plain.invalidate(scope, rkey)
-    }
-}
-
-/// A work request that was taken and has not completed.
-#[derive(Debug)]
-struct Posted {
-    tag: u64,
-    signaled: bool,
-    /// What it may touch, and whether by writing.
-    sges: Vec<Sge>,
-    writes: bool,
-}
 
 struct Script<'a> {
     choices: Choices<'a>,
@@ -207,11 +88,7 @@ struct Script<'a> {
     atomics: Vec<u32>,
 
     tag: u64,
-    sends: VecDeque<Posted>,
-    recvs: VecDeque<Posted>,
-    failed: [bool; 2],
-    /// Completions that told success.
-    succeeded: usize,
+    books: Books,
     written_remotely: u64,
     established: bool,
     rejected: bool,
@@ -229,16 +106,8 @@ impl<'a> Script<'a> {
         } else {
             Connection::responder(config.clone(), now)
         };
-        let mem = Recorder::default();
         let remote = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-        let (all, pd) = (remote | Access::LOCAL_WRITE, DOMAIN.0);
-        mem.plain.add(OPEN, pd, all, 0, vec![1; LEN]);
-        mem.plain.add(SECRET, pd, Access::empty(), 0, vec![2; LEN]);
-        mem.plain.add(INBOX, pd, Access::LOCAL_WRITE, 0, vec![3; LEN]);
-        mem.plain.add(BOUND, pd, remote | Access::REMOTE_INVALIDATE, 0, vec![4; LEN]);
-        mem.plain.bind(BOUND, QPN);
-        mem.plain.add(FOREIGN, pd + 1, all, 0, vec![5; LEN]);
-        mem.plain.add(HIGH, pd, all, u64::MAX - LEN as u64, vec![6; LEN]);
+        let mem = Recorder::new(remote, QPN);
         Self {
             choices,
             config,
@@ -261,10 +130,7 @@ impl<'a> Script<'a> {
             sinks: Vec::new(),
             atomics: Vec::new(),
             tag: 0,
-            sends: VecDeque::new(),
-            recvs: VecDeque::new(),
-            failed: [false; 2],
-            succeeded: 0,
+            books: Books::default(),
             written_remotely: 0,
             established: false,
             rejected: false,
@@ -315,7 +181,7 @@ impl<'a> Script<'a> {
         let (tagged, last, op) = (what & 1 != 0, what & 2 == 0, Opcode(what >> 4));
         let mut ulpdu = if tagged {
             let stag = self.stag();
-            let to = self.address();
+            let to = self.choices.address();
             TaggedHeader::new(op, last, stag, to).as_bytes().to_vec()
         } else {
             let qn = self.queue(op);
@@ -364,23 +230,13 @@ impl<'a> Script<'a> {
         }
     }
 
-    /// An address, mostly within the regions.
-    fn address(&mut self) -> u64 {
-        let (choice, low) = (self.choices.any::<u8>(), self.choices.any::<u16>());
-        match choice {
-            0xf0.. => u64::MAX - u64::from(low),
-            0xe0.. => u64::from(low) << 24,
-            _ => u64::from(low) % (LEN as u64 + 64),
-        }
-    }
-
     fn payload(&mut self, op: Opcode) -> Vec<u8> {
         let kind: u8 = self.choices.any();
         if kind & 0x80 == 0 {
             match op {
                 Opcode::READ_REQUEST => {
                     let (sink, size) = (self.choices.any::<u8>(), self.choices.any::<u16>());
-                    let (source, to) = (self.stag(), self.address());
+                    let (source, to) = (self.stag(), self.choices.address());
                     let request =
                         ReadRequest::new((Stag(sink.into()), 0), size.into(), (source, to));
                     return request.as_bytes().to_vec();
@@ -392,7 +248,7 @@ impl<'a> Script<'a> {
                     let op = AtomicOpcode(self.choices.below(3) * 2);
                     request.opcode = U32::new(op.0.into());
                     request.stag = self.stag().0.into();
-                    request.to = self.address().into();
+                    request.to = self.choices.address().into();
                     return request.as_bytes().to_vec();
                 }
                 Opcode::ATOMIC_RESPONSE => {
@@ -471,18 +327,8 @@ impl<'a> Script<'a> {
 
     // ---------------------------------------------------------------------------- the program
 
-    fn sge(&mut self) -> Sge {
-        let key = LKey(KEYS[usize::from(self.choices.any::<u8>()) % KEYS.len()]);
-        let addr = self.address();
-        Sge::new(addr, u32::from(self.choices.any::<u16>()) % (LEN as u32 + 64), key)
-    }
-
-    fn sges(&mut self) -> Vec<Sge> {
-        (0..self.choices.below(4)).map(|_| self.sge()).collect()
-    }
-
     fn post_send(&mut self) {
-        let remote = RemoteAddr::new(self.address(), RKey(self.choices.any::<u8>().into()));
+        let remote = RemoteAddr::new(self.choices.address(), RKey(self.choices.any::<u8>().into()));
         let kind: u8 = self.choices.any();
         let word = u64::from(kind);
         let op = match kind & 15 {
@@ -507,10 +353,10 @@ impl<'a> Script<'a> {
         let wr = match (op, kind & 0x10) {
             (SendOp::Imm(_) | SendOp::LocalInv(_), _) => SendWr::new(id, op, []),
             (SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. }, _) => {
-                let sge = self.sge();
+                let sge = self.choices.sge();
                 SendWr::new(id, op, [Sge { length: 8, ..sge }])
             }
-            (_, 0) => SendWr::new(id, op, self.sges()),
+            (_, 0) => SendWr::new(id, op, self.choices.sges()),
             _ => {
                 let len: u8 = self.choices.any();
                 SendWr::inline(id, op, self.choices.octets(len.into()))
@@ -519,41 +365,25 @@ impl<'a> Script<'a> {
         let mut wr = if kind & 0x20 == 0 { wr } else { wr.unsignaled() };
         wr.flags.set(SendFlags::FENCE, kind & 0x40 != 0);
         wr.flags.set(SendFlags::SOLICITED, kind & 0x80 != 0);
-        let sges = match &wr.payload {
-            userdma_proto::verbs::Payload::Sges(sges) => sges.to_vec(),
-            userdma_proto::verbs::Payload::Inline(_) => Vec::new(),
-        };
-        let writes =
-            matches!(op, SendOp::Read(_) | SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. });
-        let signaled = kind & 0x20 == 0;
         let state = self.conn.state();
-        match self.conn.post_send(wr, self.tag) {
+        match self.conn.post_send(wr.clone(), self.tag) {
             Ok(()) => {
                 assert!(matches!(state, QpState::Rts | QpState::Err), "taken in {state:?}");
-                self.sends.push_back(Posted { tag: self.tag, signaled, sges, writes });
+                self.books.sent(&wr);
                 self.tag += 1;
             }
-            Err(error) => self.refused(error, self.sends.len(), self.config.max_send_wr),
+            Err(error) => self.books.refused(error, false, self.config.max_send_wr),
         }
     }
 
     fn post_recv(&mut self) {
-        let sges = self.sges();
-        match self.conn.post_recv(RecvWr::new(self.tag, sges.iter().copied()), self.tag) {
+        let wr = RecvWr::new(self.tag, self.choices.sges());
+        match self.conn.post_recv(wr.clone(), self.tag) {
             Ok(()) => {
-                let posted = Posted { tag: self.tag, signaled: true, sges, writes: true };
-                self.recvs.push_back(posted);
+                self.books.received(&wr);
                 self.tag += 1;
             }
-            Err(error) => self.refused(error, self.recvs.len(), self.config.max_recv_wr),
-        }
-    }
-
-    fn refused(&self, error: PostError, outstanding: usize, max: usize) {
-        assert!(!error.to_string().is_empty());
-        if let PostError::QueueFull { max: told } = error {
-            assert_eq!(told, max);
-            assert!(outstanding >= max, "{outstanding} of {max}");
+            Err(error) => self.books.refused(error, true, self.config.max_recv_wr),
         }
     }
 
@@ -683,10 +513,12 @@ impl<'a> Script<'a> {
 
     /// Takes completions and events, and judges them and the memory that was touched.
     fn collect(&mut self) {
-        let touched = core::mem::take(&mut *self.mem.touched.borrow_mut());
-        touched.into_iter().for_each(|touch| self.judge(touch));
-        while let Some(completion) = self.conn.poll_completion() {
-            self.complete(completion);
+        for (qpn, touch) in self.mem.take() {
+            assert_eq!(qpn, QPN);
+            self.judge(touch);
+        }
+        while let Some(Completion { tag, wc }) = self.conn.poll_completion() {
+            self.books.complete(tag, &wc, QPN);
         }
         while let Some(event) = self.conn.poll_event() {
             assert!(!self.ended && !self.rejected, "{event:?} behind the end");
@@ -710,51 +542,17 @@ impl<'a> Script<'a> {
     }
 
     fn judge(&mut self, touch: Touch) {
-        let within = |posted: &VecDeque<Posted>, piece: Sge, writes: bool| {
-            posted.iter().filter(|work| work.writes == writes).flat_map(|work| &work.sges).any(
-                |sge| {
-                    let end = |sge: &Sge| u128::from(sge.addr) + u128::from(sge.length);
-                    sge.lkey == piece.lkey && sge.addr <= piece.addr && end(&piece) <= end(sge)
-                },
-            )
-        };
-        match touch {
-            Touch::ReadLocal(sge) if sge.length > 0 => {
-                assert!(within(&self.sends, sge, false), "{sge:?} was read: not posted");
-            }
-            Touch::WriteLocal(sge) if sge.length > 0 => {
-                let posted = within(&self.sends, sge, true) || within(&self.recvs, sge, true);
-                assert!(posted, "{sge:?} was written: not posted");
-            }
-            Touch::Remote(access, len) if len > 0 => {
-                assert!(self.config.remote_access.contains(access), "{access:?} is not granted");
-                if access == Access::REMOTE_WRITE {
-                    self.written_remotely += len;
-                    assert!(self.written_remotely <= self.fed, "more than came was written");
-                }
-            }
-            Touch::ReadLocal(_) | Touch::WriteLocal(_) | Touch::Remote(..) => {}
+        // Many segments may have come at once.
+        self.books.judge(touch, usize::MAX);
+        let Touch::Remote(access, len) = touch else { return };
+        if len == 0 {
+            return;
         }
-    }
-
-    fn complete(&mut self, completion: Completion) {
-        let Completion { tag, wc } = completion;
-        let recv = wc.opcode.is_recv();
-        let queue = if recv { &mut self.recvs } else { &mut self.sends };
-        loop {
-            let work = queue.pop_front().unwrap_or_else(|| panic!("{completion:?}: not posted"));
-            if work.tag == tag {
-                assert!(work.signaled || !wc.status.is_ok(), "nobody asked for {completion:?}");
-                break;
-            }
-            // Unsignalled work that succeeded before it.
-            assert!(!work.signaled, "{completion:?} came before {}", work.tag);
+        assert!(self.config.remote_access.contains(access), "{access:?} is not granted");
+        if access == Access::REMOTE_WRITE {
+            self.written_remotely += len;
+            assert!(self.written_remotely <= self.fed, "more than came was written");
         }
-        assert_eq!((wc.id, wc.qpn), (tag, QPN));
-        let failed = &mut self.failed[usize::from(recv)];
-        assert!(!(*failed && wc.status.is_ok()), "a success behind a failure: {completion:?}");
-        *failed |= !wc.status.is_ok();
-        self.succeeded += usize::from(wc.status.is_ok());
     }
 
     /// The program closes; the peer does nothing more at all.
@@ -771,22 +569,13 @@ impl<'a> Script<'a> {
         self.drain(1);
         assert!(self.ended != self.rejected, "it does not end: {:?}", self.conn);
         assert_eq!((self.conn.state(), self.conn.poll_timeout()), (QpState::Err, None));
-        assert!(self.recvs.is_empty(), "never completed: {:?}", self.recvs);
-        let left: Vec<_> = self.sends.iter().filter(|work| work.signaled).collect();
-        assert!(left.is_empty(), "never completed: {left:?}");
-        if self
-            .mem
-            .plain
-            .check_local(self.config.scope, Sge::new(0, 1, LKey(SECRET)), Access::empty())
-            .is_ok()
-        {
-            assert_eq!(self.mem.plain.bytes(SECRET), [2; LEN], "nobody may write there");
-        }
+        self.books.check_done();
+        self.mem.check_untouched();
         // In the error state work is taken and flushed.
         self.post_recv();
         self.post_send();
         self.collect();
-        assert!(self.recvs.is_empty());
+        self.books.check_done();
     }
 }
 
@@ -820,11 +609,6 @@ mod tests {
     /// A seed that stops early would be worth little, and nobody would see it.
     #[test]
     fn the_seeds_get_where_their_names_say() {
-        let seed = |name: &str| {
-            let path =
-                std::path::Path::new(crate::FOLDER).join("corpus/iwarp_connection").join(name);
-            std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
-        };
         for (name, established, succeeded, written, crc, markers) in [
             ("initiator_sends_and_reads", true, 3, 0, false, false),
             ("responder_serves", true, 2, 24, false, false),
@@ -840,10 +624,14 @@ mod tests {
             ("payload_from_a_region", true, 1, 0, false, false),
             ("source_is_gone", true, 0, 0, false, false),
         ] {
-            let input = seed(name);
+            let input = crate::seed("iwarp_connection", name);
             let script = run(&input);
             assert_eq!(script.established, established, "{name}");
-            assert_eq!((script.succeeded, script.written_remotely), (succeeded, written), "{name}");
+            assert_eq!(
+                (script.books.succeeded, script.written_remotely),
+                (succeeded, written),
+                "{name}"
+            );
             if let Some(e) = script.conn.established() {
                 assert_eq!((e.crc, e.markers_in, e.markers_out), (crc, markers, markers), "{name}");
             }

@@ -8,9 +8,15 @@
 //! the code behind them. Everything here holds with and without.
 
 mod both_ways;
+mod cm;
 mod connection;
 mod file;
 mod mad;
+mod mads;
+mod memory;
+mod peer;
+mod port;
+mod qp;
 mod roce;
 mod start;
 mod stream;
@@ -18,9 +24,12 @@ mod stream;
 use arbitrary::Unstructured;
 
 pub use both_ways::encode_decode;
+pub use cm::roce_cm;
 pub use connection::iwarp_connection;
 pub use file::dissect_file;
 pub use mad::cm_mad;
+pub use port::roce_port;
+pub use qp::roce_qp;
 pub use roce::roce_packet;
 pub use start::mpa_start;
 pub use stream::iwarp_stream;
@@ -29,14 +38,17 @@ pub use stream::iwarp_stream;
 pub type Body = fn(&[u8]);
 
 /// Every target by name.
-pub const TARGETS: [(&str, Body); 7] = [
+pub const TARGETS: [(&str, Body); 10] = [
     ("cm_mad", cm_mad),
     ("dissect_file", dissect_file),
     ("encode_decode", encode_decode),
     ("iwarp_connection", iwarp_connection),
     ("iwarp_stream", iwarp_stream),
     ("mpa_start", mpa_start),
+    ("roce_cm", roce_cm),
     ("roce_packet", roce_packet),
+    ("roce_port", roce_port),
+    ("roce_qp", roce_qp),
 ];
 
 /// The folder of this crate, which has `corpus/TARGET/` in it.
@@ -139,6 +151,13 @@ impl<'a> Choices<'a> {
     fn rest(self) -> &'a [u8] {
         self.0.take_rest()
     }
+}
+
+/// A seed, by its name.
+#[cfg(test)]
+fn seed(target: &str, name: &str) -> Vec<u8> {
+    let path = std::path::Path::new(FOLDER).join("corpus").join(target).join(name);
+    std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
 #[cfg(test)]

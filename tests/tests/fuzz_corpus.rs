@@ -19,4 +19,7 @@ macro_rules! targets {
     };
 }
 
-targets!(cm_mad dissect_file encode_decode iwarp_connection iwarp_stream mpa_start roce_packet);
+targets!(
+    cm_mad dissect_file encode_decode iwarp_connection iwarp_stream mpa_start roce_cm roce_packet
+    roce_port roce_qp
+);

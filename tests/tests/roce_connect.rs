@@ -4,6 +4,7 @@ mod common;
 
 use std::{
     net::{Ipv4Addr, SocketAddr, UdpSocket},
+    process::Command,
     time::{Duration, Instant},
 };
 
@@ -656,6 +657,92 @@ async fn a_path_mtu_that_does_not_fit_says_what_does() {
     assert_eq!(there.device.roce_stats().unwrap().port.mtu_rejected, 1);
 }
 
+/// Sets the MTU of the loopback of this test's own network namespace.
+fn set_mtu(mtu: u32) {
+    let link = ["link", "set", "lo", "mtu", &mtu.to_string(), "up"];
+    let done = Command::new("ip").args(link).status().expect("ip runs");
+    assert!(done.success(), "ip {link:?}");
+}
+
+/// A link of 1500 octets, as Ethernet has it, in a network namespace of its own.
+#[tokio::test]
+async fn the_path_mtu_is_what_the_link_takes() {
+    const INSIDE: &str = "USERDMA_TEST_INSIDE";
+    if std::env::var_os(INSIDE).is_none() {
+        let inside = Command::new("unshare")
+            .args(["-rn", "sh", "-c", "ip link set lo mtu 1500 up || exit 77; exec \"$0\" \"$@\""])
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", "the_path_mtu_is_what_the_link_takes", "--nocapture"])
+            .env(INSIDE, "1")
+            .output();
+        match inside {
+            Ok(out) if out.status.success() => {}
+            Ok(out) if String::from_utf8_lossy(&out.stdout).contains("running 1 test") => {
+                panic!("{}", String::from_utf8_lossy(&out.stderr));
+            }
+            _ => userdma_tests::skipped("this host gives an ordinary user no network namespace"),
+        }
+        return;
+    }
+    let (here, there, listener, addr) = two().await;
+    let peer = there.device.udp_addr().unwrap();
+    assert_eq!(here.device.path_mtu(peer).unwrap(), PathMtu::Mtu1024);
+    // Half a second, eight times: until the link has grown again.
+    let patient = QpInit { timeout: 17, ..here.init() };
+    let (qp, passive) =
+        tokio::join!(here.connect(&addr, patient), there.accept(&listener, there.init()));
+    let qp = qp.unwrap();
+    assert_eq!(
+        (qp.terms().unwrap().mtu, passive.attributes().unwrap().path_mtu.octets()),
+        (1024, 1024)
+    );
+    let (ma, mb) = (here.mr(1 << 20), there.mr(1 << 20));
+    ma.write_at(0, &pattern(1 << 20, 1)).unwrap();
+    qp.write(ma.slice(0..1 << 20), mb.remote(0)).await.unwrap();
+    assert!(octets(&mb, 0, 1 << 20) == pattern(1 << 20, 1));
+
+    // What does not fit is said, and what would.
+    let roce = RoceOptions { mtu: Some(PathMtu::Mtu4096), ..RoceOptions::default() };
+    let wide = Host::toward(&there.device, DeviceOptions { roce, ..quick() }, "127.0.0.1");
+    let e = wide.connect(&addr, wide.init()).await.unwrap_err().to_string();
+    let why = "a path MTU of 4096 octets does not fit the route to 127.0.0.1, whose MTU is 1500: \
+               take 1024 at most";
+    assert_eq!(e, why);
+    let by_hand = here.pd.create_qp(here.init()).unwrap();
+    by_hand.modify(&QpAttr::to(QpState::Init)).unwrap();
+    let rtr = QpAttr {
+        peer: Some(peer),
+        dest_qp: Some(Qpn(2)),
+        path_mtu: Some(PathMtu::Mtu2048),
+        rq_psn: Some(Psn::new(0)),
+        ..QpAttr::to(QpState::Rtr)
+    };
+    let e = by_hand.modify(&rtr).unwrap_err().to_string();
+    assert!(e.contains("2048 octets does not fit the route to 127.0.0.1: take 1024"), "{e}");
+    assert_eq!(by_hand.state(), QpState::Init, "nothing changed");
+
+    // The link shrinks under a connection: its packets are too long, and that is told.
+    set_mtu(600);
+    let quickly = QpInit { timeout: 8, retry_cnt: 1, ..here.init() };
+    assert_eq!(here.device.path_mtu(peer).unwrap(), PathMtu::Mtu512);
+    let (small, _small) =
+        tokio::join!(here.connect(&addr, quickly), there.accept(&listener, there.init()));
+    let small = small.unwrap();
+    assert_eq!(small.terms().unwrap().mtu, 512);
+    small.write(ma.slice(0..1 << 16), mb.remote(0)).await.unwrap();
+    qp.post_send(SendWr::write(1, [ma.slice(0..1 << 16)], mb.remote(0))).unwrap();
+    until(|| here.device.roce_stats().unwrap().trouble.is_some(), "it is told").await;
+    let trouble = here.device.roce_stats().unwrap().trouble.unwrap();
+    assert!(trouble.contains("whose MTU is 600: take a smaller RDMA path MTU"), "{trouble}");
+    // Below the smallest there is no connection, and grown again the work is done.
+    set_mtu(300);
+    let e = here.connect(&addr, here.init()).await.unwrap_err().to_string();
+    assert!(e.contains("takes packets of 300 octets, and the smallest of RoCE needs 336"), "{e}");
+    set_mtu(1500);
+    here.done(1).await;
+    assert!(octets(&mb, 0, 1 << 16) == pattern(1 << 16, 1));
+}
+
 #[tokio::test]
 async fn an_unreliable_connection() {
     let (here, there, listener, addr) = two().await;
@@ -979,7 +1066,8 @@ async fn a_peer_that_vanishes_is_noticed_by_disconnecting() {
     let (_here, qp, _stranger) = to_a_stranger(Host::init).await;
     let began = Instant::now();
     assert_eq!(qp.disconnect().await, CloseReason::Lost);
-    assert!(began.elapsed() < Duration::from_secs(5), "nobody waits for long");
+    // Asked four times, each time with twice the patience: 3.75 s.
+    assert!(began.elapsed() > Duration::from_secs(3), "{:?}", began.elapsed());
     assert_eq!(qp.state(), QpState::Err);
 }
 

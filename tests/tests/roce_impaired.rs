@@ -100,7 +100,8 @@ async fn through(host: &str, impairments: &str, rounds: usize) {
             take(rounds, &b, mb, 1),
         )
     };
-    tokio::time::timeout(LONG, everything).await.expect("all of it in time");
+    // Most of the time is spent waiting for time-outs, of which a busy machine makes more.
+    tokio::time::timeout(4 * LONG, everything).await.expect("all of it in time");
 
     for ((side, _), (mr, seed)) in sides.iter().zip([(ma, 101u8), (mb, 1)]) {
         let last = rounds as u64 - 1;

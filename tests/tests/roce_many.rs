@@ -211,7 +211,9 @@ async fn a_connection(
 ) {
     let [a, b] =
         [here, there].map(|device| (device.alloc_pd().unwrap(), device.create_cq(64).unwrap()));
-    let init = QpInit::new;
+    // Nothing waits for what is over.
+    let close_timeout = Duration::from_secs(600);
+    let init = |cq| QpInit { close_timeout, ..QpInit::new(cq) };
     let accept = async {
         let request = listener.accept().await.unwrap();
         match round % 8 {

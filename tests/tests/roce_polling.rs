@@ -3,6 +3,7 @@
 mod common;
 
 use std::{
+    future::Future,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU32, Ordering},
@@ -13,7 +14,7 @@ use std::{
 };
 
 use common::*;
-use userdma::{DeviceOptions, QpInit, RecvWr, SendFlags, SendOp, SendWr, Wc};
+use userdma::{CloseReason, Device, DeviceOptions, QpInit, RecvWr, SendFlags, SendOp, SendWr, Wc};
 
 /// Polls until there is a completion.
 fn spin(cq: &userdma::Cq) -> Wc {
@@ -378,4 +379,92 @@ async fn a_device_connected_to_itself() {
     assert_eq!(ids, [1, 2]);
     a.disconnect().await;
     b.closed().await;
+}
+
+/// A waker that looks at the devices before it wakes, as an executor may that runs what it wakes at
+/// once.
+struct Nosy {
+    thread: thread::Thread,
+    devices: Vec<Device>,
+    woken: AtomicU32,
+}
+
+impl std::task::Wake for Nosy {
+    fn wake(self: Arc<Self>) {
+        for device in &self.devices {
+            assert!(device.roce_stats().is_some());
+        }
+        self.woken.fetch_add(1, Ordering::Relaxed);
+        self.thread.unpark();
+    }
+}
+
+/// Nobody is woken with a lock held: requests, connections, completions, events and ends.
+#[test]
+fn wakers_may_come_back() {
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(1).enable_all().build().unwrap();
+    let (done, finished) = mpsc::channel();
+    let handle = runtime.handle().clone();
+    thread::spawn(move || {
+        let options = DeviceOptions { runtime: Some(handle), spin: Duration::ZERO, ..quick() };
+        let there = options.clone().open("udp://127.0.0.1:0").unwrap();
+        let mut toward = options;
+        toward.roce.peer_udp_port = there.udp_addr().unwrap().port();
+        let here = toward.open("udp://127.0.0.1:0").unwrap();
+        let nosy = Arc::new(Nosy {
+            thread: thread::current(),
+            devices: vec![here.clone(), there.clone()],
+            woken: AtomicU32::new(0),
+        });
+        let waker = nosy.clone().into();
+        let mut context = std::task::Context::from_waker(&waker);
+        let mut session = std::pin::pin!(async {
+            let listener = there.listen(Some(0)).await.unwrap();
+            let addr = listener.local_addr().to_string();
+            let [a, b] = [&here, &there]
+                .map(|device| (device.alloc_pd().unwrap(), device.create_cq(16).unwrap()));
+            let srq = b.0.create_srq(8, 1).unwrap();
+            let accept = async {
+                let request = listener.accept().await.unwrap();
+                request.accept(&b.0, QpInit::new(&b.1).srq(&srq), b"").await.unwrap()
+            };
+            let connect = here.connect(&addr, &a.0, QpInit::new(&a.1), b"");
+            // The one that waits first: it is woken when the request comes.
+            let (peer, qp) = tokio::join!(accept, connect);
+            let qp = qp.unwrap();
+            for _ in 0..10 {
+                srq.post_recv(RecvWr::new(1, [])).unwrap();
+                srq.arm(1).unwrap();
+                b.1.arm(false);
+                let ((), sent, (), wc) = tokio::join!(
+                    srq.limit_reached(),
+                    qp.submit(SendWr::send(2, [])),
+                    b.1.notified(),
+                    b.1.next(),
+                );
+                sent.unwrap();
+                assert_eq!(wc.unwrap().id, 1);
+            }
+            let (end, other) = tokio::join!(qp.disconnect(), peer.closed());
+            assert_eq!((end, other), (CloseReason::Graceful, CloseReason::Graceful));
+            // A listener that goes, and one who waits for it.
+            let waiting = listener.accept();
+            assert!(tokio::select! {
+                biased;
+                _ = waiting => false,
+                () = std::future::ready(()) => true,
+            });
+            drop(listener);
+        });
+        while session.as_mut().poll(&mut context).is_pending() {
+            thread::park_timeout(LONG);
+        }
+        assert!(nosy.woken.load(Ordering::Relaxed) > 10);
+        done.send(()).unwrap();
+    });
+    let finished = finished.recv_timeout(LONG);
+    // Also where its thread never comes back.
+    runtime.shutdown_background();
+    finished.expect("nobody waits for a lock of its own");
 }

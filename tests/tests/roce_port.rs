@@ -825,7 +825,7 @@ fn queue_pairs_take_turns() {
         let write = SendWr::write(1, [Sge::new(0, 1 << 20, LKey(1))], RemoteAddr::new(0, RKey(1)));
         host.port.post_send(*client, write, 0).unwrap();
     }
-    let limits = Limits { max_packets: 4, max_octets: 1 << 20 };
+    let limits = Limits { max_packets: 4, max_octets: 1 << 20, ..Limits::default() };
     let mut train = Train::default();
     // As much as the peer's receive buffer takes.
     let order: Vec<Qpn> = (0..25)

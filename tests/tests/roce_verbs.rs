@@ -10,7 +10,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use common::*;
@@ -29,7 +29,8 @@ use userdma::{
 
 /// Every operation that RoCE has, each content checked at both ends.
 async fn every_operation(host: &str, options: [DeviceOptions; 2]) {
-    let (a, b) = roce_pair_with(host, options, |_| {}).await;
+    // A quarter of a second: a busy machine takes its time for thousands of packets.
+    let (a, b) = roce_pair_with(host, options, |init| init.timeout = 16).await;
     let (ma, mb) = (a.mr(3 << 20, 1), b.mr(3 << 20, 2));
 
     // SEND: gathered from three pieces, scattered into two.
@@ -639,6 +640,23 @@ async fn a_peer_that_says_nothing_ends_it_when_retries_run_out() {
         first += usize::from(octets[..n - 4].ends_with(b"is anybody there?\0\0\0"));
     }
     assert_eq!(first, 3);
+}
+
+/// A process that stands still, as on a busy machine, loses nothing.
+#[tokio::test]
+async fn a_peer_that_stands_still_for_a_while_is_waited_for() {
+    let mut there = tokio::runtime::Builder::new_multi_thread();
+    let there = there.worker_threads(1).enable_all().build().unwrap();
+    let options = DeviceOptions { runtime: Some(there.handle().clone()), ..quick() };
+    let (a, b) = roce_pair_with("127.0.0.1", [quick(), options], |_| {}).await;
+    let (ma, mb) = (a.mr(1 << 20, 1), b.mr(1 << 20, 2));
+    there.spawn(async { thread::sleep(Duration::from_millis(1200)) });
+    let began = Instant::now();
+    a.qp.write(ma.slice(0..1 << 20), mb.remote(0)).await.unwrap();
+    assert!(began.elapsed() >= Duration::from_secs(1), "nobody else serves it");
+    assert!(octets(&ma, 0, 1 << 20) == octets(&mb, 0, 1 << 20));
+    assert!(a.qp.roce_stats().unwrap().timeouts >= 2);
+    there.shutdown_background();
 }
 
 #[tokio::test]

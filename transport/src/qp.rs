@@ -72,7 +72,8 @@ pub struct QpInit {
     /// RoCE: code `t` of the time after which a missing acknowledgement is missed, 4.096 µs × 2^t;
     /// 14 (67 ms) by default, at most 31, 0 for never.
     pub timeout: u8,
-    /// RoCE: how often it is tried again then, 0 to 7.
+    /// RoCE: how often it is tried again then, 0 to 7, each time with twice the patience, up to 16
+    /// times the first: for 5.7 s by default.
     pub retry_cnt: u8,
     /// RoCE: how often the peer is to try again where no receive is posted, and how often we do, 0
     /// to 7; 7, the default, is for ever.
@@ -178,6 +179,7 @@ impl Qp {
             max_sge: init.max_sge,
             max_inline: init.max_inline,
             ecn: device.options.roce.ecn,
+            backoff: true,
             ..roce::Config::new(init.kind, pd.id(), Qpn(0))
         };
         let qpn = engine.create_qp(config, &init)?;
@@ -350,8 +352,8 @@ impl Qp {
     /// does not stop the closing. Meanwhile no send is taken.
     ///
     /// RoCE: once all sends are acknowledged, or the time is over, the connection manager disconnects,
-    /// and both sides flush what is left. A peer that does not answer that within a second is given
-    /// up ([`CloseReason::Lost`]).
+    /// and both sides flush what is left. A peer that does not answer that is asked three times more,
+    /// and given up after 4 s ([`CloseReason::Lost`]).
     ///
     /// The peer's side closes by itself once its own work is done: a peer that sends FIN has
     /// nothing more to say, so receives are flushed and the state is [`QpState::Err`], as the

@@ -443,7 +443,9 @@ impl Socket {
     /// datagram is sent as one.
     fn bind(ip: IpAddr, bare: Bare) -> Result<Self> {
         let addr = SocketAddr::new(ip, 0);
-        let trains = matches!(bare.shape, Shape::Stream | Shape::StreamBack)
+        // A round trip is measured with the socket that RoCE has to have: one that tells ECN and
+        // joins trains.
+        let trains = matches!(bare.shape, Shape::Stream | Shape::StreamBack | Shape::PingPong)
             || bare.there.max(bare.back) > bare.segment;
         if trains {
             let socket = UdpSocket::bind(addr, &UdpOptions::default())?;

@@ -42,6 +42,8 @@ pub struct Qp {
     events: VecDeque<Event>,
     /// Whose turn it is when both an answer and a request are ready.
     answers_turn: bool,
+    /// Only requests are to go out.
+    pub(super) answers_wait: bool,
     established: bool,
     drained: bool,
 }
@@ -64,6 +66,7 @@ impl Qp {
             completions: VecDeque::new(),
             events: VecDeque::new(),
             answers_turn: true,
+            answers_wait: false,
             established: false,
             drained: false,
         }
@@ -347,11 +350,14 @@ impl Qp {
         for _ in 0..2 {
             let answers = self.answers_turn;
             self.answers_turn = !answers;
+            if answers && self.answers_wait {
+                continue;
+            }
             if answers {
                 self.transmit_answers(now, mem, limit, train);
             } else if matches!(self.state, QpState::Rts | QpState::Sqd) {
                 self.transmit_requests(now, mem, limit, train);
-                if !train.is_empty() {
+                if !train.is_empty() && !self.answers_wait {
                     // What is short enough to be the last of the train rides along: an ACK costs
                     // no send call of its own.
                     self.transmit_answers(now, mem, limit, train);
@@ -373,6 +379,11 @@ impl Qp {
         }
         self.tell_drained();
         !train.is_empty()
+    }
+
+    /// Whether answers to the peer are to be sent.
+    pub(super) fn has_answers(&self) -> bool {
+        self.rx.has_answers()
     }
 
     /// Send work that was posted and is not done, whether it was begun or not.

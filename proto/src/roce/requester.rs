@@ -520,7 +520,8 @@ impl Qp {
         }
         let (tx, mtu) = (&self.tx, self.attr.path_mtu.octets());
         let unasked = tx.unasked.max(tx.hole.map_or(0, |hole| hole.unasked));
-        let reserve = if unasked > 0 { weigh(mtu) } else { 0 };
+        // For one that asks for an acknowledgement where none is to come.
+        let reserve = if unasked > 0 && !tx.awaits_ack() { weigh(mtu) } else { 0 };
         let load = tx.stale.plus(tx.spare).plus(tx.flight(mtu));
         load.plus(Load::of(Pool::Peer, reserve))
     }
@@ -587,9 +588,17 @@ impl Qp {
     /// Something is on the way: sees to it that its acknowledgement is missed in time.
     fn arm(&mut self, now: Instant) {
         if self.tx.frontier() > self.tx.una && self.tx.deadline.is_none() {
-            self.tx.deadline = self.attr.ack_timeout().map(|timeout| now + timeout);
+            let doublings = if self.config.backoff { self.tx.retries.min(4) } else { 0 };
+            let patience = self.attr.ack_timeout().map(|timeout| timeout * (1 << doublings));
+            self.tx.deadline = patience.map(|patience| now + patience);
             // For ever is too long for the others.
-            if self.tx.deadline.is_none() && self.share.is_some() && self.tx.linger.is_none() {
+            // What was waived is not waived once more.
+            let mtu = self.attr.path_mtu.octets();
+            if self.tx.deadline.is_none()
+                && self.share.is_some()
+                && self.tx.linger.is_none()
+                && self.tx.flight(mtu) != Load::default()
+            {
                 self.tx.linger = Some(now + LINGER);
             }
         }

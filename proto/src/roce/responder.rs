@@ -175,6 +175,11 @@ impl Responder {
         self.answers.clear();
     }
 
+    /// Whether answers are to be sent.
+    pub(super) fn has_answers(&self) -> bool {
+        !self.answers.is_empty()
+    }
+
     pub(super) fn forget_kept(&mut self) {
         self.kept.clear();
         self.kept_octets = 0;
@@ -225,7 +230,11 @@ impl Qp {
         // The receive of the message in hand is off the queue.
         let in_hand = self.rx.receives.len() - self.rx.posted();
         let (max_wr, max_sge) = (self.config.max_recv_wr + in_hand, self.config.max_sge);
-        self.rx.receives.post(wr, tag, max_wr, max_sge)
+        self.rx.receives.post(wr, tag, max_wr, max_sge).map_err(|error| match error {
+            // What the program knows of.
+            PostError::QueueFull { .. } => PostError::QueueFull { max: self.config.max_recv_wr },
+            error => error,
+        })
     }
 
     /// Takes receives from `source`, which other queue pairs share, instead of a queue of its own:

@@ -44,6 +44,10 @@ pub struct Config {
     pub max_kept: usize,
     /// Octets that these take, at most.
     pub max_kept_octets: usize,
+    /// Whether the time-out doubles with each retry, up to 16 times what was set. InfiniBand
+    /// has no such thing, and without it is the default. A peer in software may stand still for a second, or have as much
+    /// to look at before it comes to our packets: the same packets again only add to that.
+    pub backoff: bool,
     /// How it slows down when its peer says that its packets met congestion: RC and UC, requests and
     /// READ responses. `None`: not at all. Parameters that [`Dcqcn::check`] refuses count as `None`;
     /// a [`Port`](super::Port) refuses them.
@@ -66,6 +70,7 @@ impl Config {
             credits: false,
             max_kept: 1024,
             max_kept_octets: 1 << 20,
+            backoff: false,
             dcqcn: Some(Dcqcn::default()),
         }
     }

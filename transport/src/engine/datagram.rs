@@ -55,20 +55,18 @@ use crate::{
 };
 
 /// Receptions and trains of one turn, before others get theirs: about a MiB each way.
-const TURN: Budget = Budget { receptions: 16, trains: 16 };
+const TURN: Budget = Budget { receptions: 16, trains: 16, answers: true };
 /// The same for a post: it sends, and does not receive.
-const POST: Budget = Budget { receptions: 0, trains: 64 };
+const POST: Budget = Budget { receptions: 0, trains: 64, answers: true };
 /// A program that polls comes back sooner than this.
 const RECENT: Duration = Duration::from_micros(100);
 /// And its posts and turns take no longer.
 const LONG_POST: Duration = Duration::from_millis(10);
 /// How long a peer may take to hear of an error by a NAK, before it is disconnected.
 const LAST_WORDS: Duration = Duration::from_millis(500);
-/// How long a peer may take to answer a disconnect until nobody waits for it any more.
-const FAREWELL: Duration = Duration::from_secs(1);
 
-/// A program that polls and takes a message gets so long to post its answer; the ACK that is owed
-/// goes along with that then, in the same send call. Shorter than half a round trip.
+/// A program that polls and takes a message gets so long to post its answer, which goes out before
+/// the ACK that is owed. Shorter than half a round trip.
 const GRACE: Duration = Duration::from_micros(3);
 /// How long timers wait at most for what lies in the socket.
 const OVERDUE: Duration = Duration::from_millis(500);
@@ -78,6 +76,8 @@ const OVERDUE: Duration = Duration::from_millis(500);
 struct Budget {
     receptions: usize,
     trains: usize,
+    /// Whether answers to peers are sent too.
+    answers: bool,
 }
 
 /// See the [module](self).
@@ -154,6 +154,8 @@ struct Entry {
     linked: bool,
     /// It disconnects when its sends are done.
     closing: bool,
+    /// The connection manager disconnects it, and tells how that ended.
+    parting: bool,
     /// When to look after it.
     end: Option<Instant>,
     /// The last handle is gone: it is forgotten as soon as its end is told.
@@ -293,17 +295,24 @@ impl Engine {
         let result = {
             let mut core = self.core.lock();
             self.turning.store(true, Ordering::Relaxed);
-            let before = core.needs();
+            let unarmed = self.unarmed.load(Ordering::SeqCst);
+            // Out of epoll the task looks by itself.
+            let before = (!unarmed).then(|| core.needs());
             let result = f(&mut core, &mut wakes);
             let mut turn = Turn::default();
             let now = self.clock.now();
-            core.transmit(self, now, POST, &mut turn);
+            // Who polls sends what is owed with the next turn: it turns again soon, or the task does.
+            core.transmit(self, now, Budget { answers: !unarmed, ..POST }, &mut turn);
             core.settle(self, now, &mut turn, &mut wakes);
-            self.left(before, core.needs(), turn);
+            if let Some(before) = before {
+                self.left(before, core.needs(), turn);
+            }
             self.turning.store(false, Ordering::Relaxed);
             result
         };
-        wakes.call();
+        if !wakes.is_empty() {
+            wakes.call();
+        }
         result
     }
 
@@ -321,8 +330,8 @@ impl Engine {
         };
         self.turning.store(true, Ordering::Relaxed);
         let turn = self.turn_with(core, now, true);
-        if turn.worked {
-            // It may have taken long.
+        if turn.more {
+            // It has taken long.
             self.polled.store(self.clock.now().as_nanos(), Ordering::Relaxed);
         }
         self.turning.store(false, Ordering::Relaxed);
@@ -331,17 +340,20 @@ impl Engine {
 
     fn turn_with(&self, mut core: MutexGuard<'_, Core>, now: Instant, polls: bool) -> Turn {
         let mut wakes = Wakes::default();
-        let before = core.needs();
         // Who polls takes its completions first, and sends what is owed with the next turn: it
         // turns again soon, or the task does.
         let lazy = polls && self.unarmed.load(Ordering::SeqCst);
+        // Out of epoll the task looks by itself.
+        let before = (polls && !lazy).then(|| core.needs());
         let mut turn = core.turn(self, now, lazy, &mut wakes);
-        if polls {
+        if let Some(before) = before {
             self.left(before, core.needs(), turn);
         }
         drop(core);
-        turn.told = !wakes.is_empty();
-        wakes.call();
+        if !wakes.is_empty() {
+            turn.told = true;
+            wakes.call();
+        }
         turn
     }
 
@@ -419,6 +431,7 @@ impl Engine {
                 addresses: None,
                 linked: false,
                 closing: false,
+                parting: false,
                 end: None,
                 released: false,
             },
@@ -428,10 +441,8 @@ impl Engine {
     /// Forgets a queue pair, in the port too.
     fn forget(&self, core: &mut Core, now: Instant, qpn: Qpn, wakes: &mut Wakes) {
         core.stop_closing(qpn);
+        core.end_by_itself(qpn);
         let Some(entry) = core.entries.remove(&qpn) else { return };
-        if let Some(at) = entry.end {
-            core.ends.remove(&(at, qpn));
-        }
         if let Some(qp) = core.port.qp(qpn) {
             core.gone += *qp.stats();
         }
@@ -607,8 +618,9 @@ impl Engine {
 
     pub(crate) fn unlisten(&self, port: u16) {
         let service = PortSpace::TCP.service_id(port);
-        self.locked(|core, _| {
-            core.listeners.remove(&service);
+        self.locked(|core, wakes| {
+            let listener = core.listeners.remove(&service);
+            wakes.later(move || drop(listener));
             core.port.unlisten(self.clock.now(), service);
         });
     }
@@ -748,7 +760,10 @@ impl Core {
                 self.settle(engine, now, &mut turn, wakes);
                 return turn;
             }
-            self.transmit(engine, now, TURN, &mut turn);
+            // What several ACKs make room for goes out in whole trains.
+            if n % 4 == 3 {
+                self.transmit(engine, now, TURN, &mut turn);
+            }
         }
         if lazy && !expired && !turn.worked && now < self.owed_until {
             return turn;
@@ -845,7 +860,11 @@ impl Core {
                 turn.more = true;
                 return;
             }
-            let limits = Limits { max_packets: self.socket.max_packets(), ..Limits::default() };
+            let limits = Limits {
+                max_packets: self.socket.max_packets(),
+                answers: budget.answers,
+                ..Limits::default()
+            };
             let Self { port, train, .. } = self;
             match port.poll_transmit(now, &*engine.table, limits, train) {
                 Some(way) => {
@@ -972,7 +991,7 @@ impl Core {
 
     fn take_event(&mut self, engine: &Engine, now: Instant, event: Event, wakes: &mut Wakes) {
         match event {
-            Event::Request(request) => self.take_request(engine, now, request),
+            Event::Request(request) => self.take_request(engine, now, request, wakes),
             Event::Established { qpn, terms } => self.establish(engine, qpn, terms, wakes),
             Event::Rejected { qpn: Some(qpn), rejected } => {
                 self.refused(now, qpn, Refusal::Rejected(rejected), wakes);
@@ -998,7 +1017,13 @@ impl Core {
         }
     }
 
-    fn take_request(&mut self, engine: &Engine, now: Instant, request: Box<Request>) {
+    fn take_request(
+        &mut self,
+        engine: &Engine,
+        now: Instant,
+        request: Box<Request>,
+        wakes: &mut Wakes,
+    ) {
         let max = self
             .socket
             .path_mtu(request.cm.peer)
@@ -1012,17 +1037,18 @@ impl Core {
             let _ = self.port.reject(now, &request, &Reject::mtu(max));
             return;
         }
-        let sent = match self.listeners.get(&request.cm.service_id) {
-            Some(listener) => listener.try_send(request).map_err(|e| e.into_inner()),
-            None => Err(request),
-        };
-        if let Err(request) = sent {
-            count(&engine.counters.refused);
-            let crowded = Reject {
-                reason: userdma_proto::wire::mad::cm::Reason::NO_RESOURCES,
-                ..Reject::consumer(&[])
-            };
-            let _ = self.port.reject(now, &request, &crowded);
+        let listener = self.listeners.get(&request.cm.service_id);
+        match listener.map(|listener| listener.clone().try_reserve_owned()) {
+            // Whoever waits for it is woken, and so without the lock.
+            Some(Ok(place)) => wakes.later(move || drop(place.send(request))),
+            Some(Err(_)) | None => {
+                count(&engine.counters.refused);
+                let crowded = Reject {
+                    reason: userdma_proto::wire::mad::cm::Reason::NO_RESOURCES,
+                    ..Reject::consumer(&[])
+                };
+                let _ = self.port.reject(now, &request, &crowded);
+            }
         }
     }
 
@@ -1055,6 +1081,7 @@ impl Core {
     fn make_idle(&mut self, qpn: Qpn) {
         let Some(entry) = self.entries.get_mut(&qpn) else { return };
         (entry.mode, entry.linked, entry.addresses) = (Mode::Idle, false, None);
+        entry.parting = false;
         let qp = entry.qp.clone();
         let reset = self.port.modify(qpn, &QpAttr::to(QpState::Reset));
         debug_assert_eq!(reset, Ok(()), "every state leads to RESET");
@@ -1132,6 +1159,15 @@ impl Core {
         self.ends.insert((at, qpn));
     }
 
+    /// There is no need to look after a queue pair any more.
+    fn end_by_itself(&mut self, qpn: Qpn) {
+        if let Some(entry) = self.entries.get_mut(&qpn)
+            && let Some(at) = entry.end.take()
+        {
+            self.ends.remove(&(at, qpn));
+        }
+    }
+
     /// It does not wait for its sends any more.
     fn stop_closing(&mut self, qpn: Qpn) {
         if let Some(entry) = self.entries.get_mut(&qpn)
@@ -1159,11 +1195,14 @@ impl Core {
 
     /// Ends a connection; a queue pair without one goes to the error state.
     fn disconnect(&mut self, now: Instant, qpn: Qpn) {
-        let linked = self.entries.get(&qpn).is_some_and(|entry| entry.linked);
-        if linked && self.port.disconnect(now, qpn).is_ok() {
-            self.end_at(now + FAREWELL, qpn);
+        let Some(entry) = self.entries.get_mut(&qpn) else { return };
+        if entry.linked && self.port.disconnect(now, qpn).is_ok() {
+            // `Event::Disconnected` follows, when the peer has answered or was asked often enough.
+            entry.parting = true;
+            self.end_by_itself(qpn);
             return;
         }
+        entry.linked = false;
         let _ = self.port.modify(qpn, &QpAttr::to(QpState::Err));
         self.end_at(now, qpn);
     }
@@ -1178,7 +1217,7 @@ impl Core {
         wakes: &mut Wakes,
     ) {
         let Some(entry) = self.entries.get_mut(&qpn) else { return };
-        entry.linked = false;
+        (entry.linked, entry.parting) = (false, false);
         if entry.mode == Mode::Starting {
             let connecting = entry.connecting.take();
             self.make_idle(qpn);
@@ -1190,6 +1229,7 @@ impl Core {
         wakes.ends.push((entry.qp.clone(), reason));
         let released = entry.released;
         self.stop_closing(qpn);
+        self.end_by_itself(qpn);
         if released {
             self.deliver(wakes);
             engine.forget(self, now, qpn, wakes);
@@ -1208,14 +1248,15 @@ impl Core {
         if state != Some(QpState::Err) {
             return;
         }
-        // As long as it is linked the peer has not answered.
-        let reason = if entry.linked { CloseReason::Lost } else { CloseReason::Graceful };
-        wakes.ends.push((entry.qp.clone(), reason));
-        if entry.released {
+        if entry.linked {
+            self.disconnect(now, qpn);
+            return;
+        }
+        let released = entry.released;
+        wakes.ends.push((entry.qp.clone(), CloseReason::Graceful));
+        if released {
             self.deliver(wakes);
             engine.forget(self, now, qpn, wakes);
-        } else if entry.linked {
-            let _ = self.port.disconnect(now, qpn);
         }
     }
 }
@@ -1376,7 +1417,7 @@ impl Member {
             match entry.mode {
                 Mode::Idle | Mode::Starting => core.fail(now, qpn, CloseReason::Aborted, wakes),
                 // An end under way goes on: a NAK comes before the disconnect.
-                Mode::Up if entry.closing || entry.end.is_some() => {}
+                Mode::Up if entry.ends() => {}
                 Mode::Up if state == Some(QpState::Err) => core.disconnect(now, qpn),
                 Mode::Up => {
                     let until = now + entry.qp.init.close_timeout;
@@ -1399,9 +1440,7 @@ impl Member {
         self.0.locked(|core, wakes| {
             let Some(entry) = core.entries.get_mut(&qpn) else { return };
             entry.released = true;
-            let is_over = core.port.qp(qpn).is_none_or(|qp| qp.state() == QpState::Err);
-            let ends = entry.closing || (entry.end.is_some() && is_over);
-            if !ends {
+            if !entry.ends() {
                 core.fail(now, qpn, CloseReason::Aborted, wakes);
             }
             // Without the task nobody would come back for it.
@@ -1433,11 +1472,9 @@ impl Core {
         // All that may be wrong with it.
         self.port.modify(qpn, &QpAttr { state: None, ..*attr })?;
         self.stop_closing(qpn);
+        self.end_by_itself(qpn);
         let Some(entry) = self.entries.get_mut(&qpn) else { return Ok(()) };
         (entry.mode, entry.addresses, entry.terms) = (Mode::Up, None, None);
-        if let Some(at) = entry.end.take() {
-            self.ends.remove(&(at, qpn));
-        }
         let qp = entry.qp.clone();
         let flushed = |wr: RecvWr| Wc {
             id: wr.id,
@@ -1480,6 +1517,11 @@ impl Core {
 }
 
 impl Entry {
+    /// Whether an end is under way.
+    fn ends(&self) -> bool {
+        self.closing || self.parting && self.linked || self.end.is_some()
+    }
+
     /// Keeps a receive until there is a connection.
     fn keep(&mut self, wr: RecvWr, tag: u64) -> Result<(), PostError> {
         let init = &self.qp.init;
@@ -1546,7 +1588,12 @@ async fn drive(driven: Driven) {
             turn = engine.turn_beside(clock.now());
             continue;
         }
-        engine.unarmed.store(false, Ordering::SeqCst);
+        if engine.unarmed.swap(false, Ordering::SeqCst) {
+            // Whoever polled last may have left something to be sent, and held the lock when the
+            // task came by.
+            turn = engine.turn(clock.now());
+            continue;
+        }
         if turn.more {
             // One bounded turn after another, with the runtime's other tasks in between.
             tokio::task::yield_now().await;

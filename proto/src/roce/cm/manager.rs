@@ -412,6 +412,11 @@ impl Cm {
         self.index.timers.first().map(|&(at, _)| at)
     }
 
+    /// Whether [`Cm::poll_mad`] has something.
+    pub(in crate::roce) fn has_mads(&self) -> bool {
+        !self.outbox.mads.is_empty()
+    }
+
     /// The next MAD for QP 1 of the peer at the address given back.
     pub fn poll_mad(&mut self, out: &mut [u8; MAD_LEN]) -> Option<SocketAddr> {
         let (to, mad) = self.outbox.mads.pop_front()?;

@@ -98,6 +98,7 @@ mod types;
 use alloc::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
+    vec::Vec,
 };
 use core::net::{IpAddr, SocketAddr};
 
@@ -156,6 +157,8 @@ pub struct Port {
     budgets: Budgets,
     /// Queue pairs that may have something to send.
     ready: VecDeque<Qpn>,
+    /// Those that had nothing to send but answers, which were not wanted: empty between calls.
+    deferred: Vec<Qpn>,
     /// Queue pairs whose peer is to be told of congestion.
     cnps: VecDeque<Qpn>,
     /// Queue pairs that have completions.
@@ -180,6 +183,7 @@ impl Port {
             events: VecDeque::new(),
             budgets: Budgets::new(config.window, config.stranger.octets),
             ready: VecDeque::new(),
+            deferred: Vec::new(),
             cnps: VecDeque::new(),
             finished: VecDeque::new(),
             alarms: BTreeSet::new(),
@@ -291,6 +295,8 @@ impl Port {
             attr.local = Some(self.config.local);
         }
         let changed = slot.qp.modify(&attr);
+        // A notification is for the peer whose packets were marked.
+        slot.cnp_due &= slot.qp.state() != QpState::Reset;
         self.touch(qpn);
         Ok(changed?)
     }
@@ -537,6 +543,15 @@ impl Port {
                 if let Some(destination) = self.transmit_qp(now, qpn, mem, limits, train) {
                     return Some(destination);
                 }
+                if !limits.answers {
+                    self.deferred.push(qpn);
+                }
+            }
+            // With answers they have their turn again.
+            while let Some(qpn) = self.deferred.pop() {
+                if self.slots.get(qpn).is_some_and(|slot| slot.qp.has_answers()) {
+                    self.settle(qpn, true);
+                }
             }
             None
         })?;
@@ -552,6 +567,9 @@ impl Port {
         mem: &M,
         train: &mut Train,
     ) -> Option<Destination> {
+        if !self.cm.has_mads() {
+            return None;
+        }
         let mut mad = [0; MAD_LEN];
         while let Some(to) = self.cm.poll_mad(&mut mad) {
             let to = canonical(to);
@@ -584,7 +602,9 @@ impl Port {
     ) -> Option<Destination> {
         while let Some(qpn) = self.cnps.pop_front() {
             let Some(slot) = self.slots.get_mut(qpn) else { continue };
-            slot.cnp_due = false;
+            if !core::mem::take(&mut slot.cnp_due) {
+                continue;
+            }
             let (attr, scope) = (slot.qp.attributes(), slot.qp.config().scope);
             if matches!(slot.qp.state(), QpState::Reset | QpState::Init) {
                 continue;
@@ -617,6 +637,7 @@ impl Port {
         let socket = slot.socket;
         slot.qp.share = socket.and_then(|socket| self.budgets.share(socket, qpn));
         slot.qp.config.max_train = slot.max_train.min(limits.max_packets).max(1);
+        slot.qp.answers_wait = !limits.answers;
         let some = slot.qp.poll_transmit(now, mem, limits.max_octets, train);
         slot.qp.config.max_train = slot.max_train;
         let ecn = if train.ecn_capable() { 0b10 } else { 0 };

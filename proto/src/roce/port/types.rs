@@ -92,12 +92,19 @@ pub struct Limits {
     pub max_packets: usize,
     /// Octets of a train, about; one packet goes out whatever it says.
     pub max_octets: usize,
+    /// Whether answers to peers go out too. A program that polls gets its requests out first; the
+    /// ACKs that it owes follow with its next look, while its peer is at work already.
+    pub answers: bool,
 }
 
 impl Default for Limits {
     /// What a train can have.
     fn default() -> Self {
-        Self { max_packets: crate::roce::MAX_TRAIN, max_octets: crate::roce::MAX_TRAIN_OCTETS }
+        Self {
+            max_packets: crate::roce::MAX_TRAIN,
+            max_octets: crate::roce::MAX_TRAIN_OCTETS,
+            answers: true,
+        }
     }
 }
 
