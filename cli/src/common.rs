@@ -12,13 +12,14 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use tokio::{net::lookup_host, time::timeout};
 use userdma::{
-    CloseReason, Cq, Device, Error, MpaOptions, Pd, Qp, QpInit, Wc,
+    CloseReason, Cq, Device, Error, MpaOptions, Pd, Qp, QpInit, Wc, WcStatus,
     proto::iwarp::{Established, Stats},
     udp::ROCE_PORT,
 };
 
 use crate::{
     Usage,
+    output::note,
     roce::{self, Roce},
 };
 
@@ -159,6 +160,11 @@ impl Common {
             args.push("--verbose".into());
         }
         args
+    }
+
+    /// Whether counters are printed at the end.
+    pub(crate) const fn counts(&self) -> bool {
+        self.verbose || self.roce.impair.is_some()
     }
 
     /// The same switches for a client whose server, of our own, is at this UDP port.
@@ -422,6 +428,17 @@ pub(crate) fn check_wc(wc: &Wc, what: &str) -> Result<()> {
     bail!("{what} ended with: {}", wc.status);
 }
 
+/// As [`check_wc`], of a SEND after which the peer may close. Where it was flushed by a peer that
+/// closed in order all is well: the peer got it and its acknowledgement was lost, or it did not care.
+pub(crate) async fn check_last(wc: &Wc, what: &str, qp: &Qp) -> Result<()> {
+    if wc.status == WcStatus::WR_FLUSH_ERR
+        && let Ok(CloseReason::Graceful) = timeout(Duration::from_millis(500), qp.closed()).await
+    {
+        return Ok(());
+    }
+    check_wc(wc, what)
+}
+
 /// `error` and, where the connection has ended, why.
 pub(crate) async fn with_reason(error: anyhow::Error, qp: &Qp) -> anyhow::Error {
     match timeout(Duration::from_millis(500), qp.closed()).await {
@@ -493,8 +510,23 @@ impl Link {
         }
     }
 
+    /// What is told on stderr when it is over: the counters, if wanted, and how a capture is read in
+    /// which a side has another UDP port than RoCE's own.
+    pub(crate) fn tell(&self, common: &Common, counters: bool) {
+        if counters {
+            note(&self.counters());
+        }
+        if let Some(path) = &common.roce.pcap {
+            let theirs = self.qp.terms().and_then(|terms| terms.token).map(|token| token.udp_port);
+            let ports = [self.dev.udp_addr().map(|own| own.port()), theirs];
+            if let Some(hint) = roce::reading(path, ports) {
+                note(&hint);
+            }
+        }
+    }
+
     /// The counters, as a line of `-v`: of RoCE those of the device.
-    pub(crate) fn counters(&self) -> String {
+    fn counters(&self) -> String {
         match self.dev.roce_stats() {
             Some(stats) => roce::counters(&stats),
             None => counters(&self.qp.stats()),

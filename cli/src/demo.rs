@@ -39,7 +39,7 @@ use userdma::{
 use crate::{
     Usage,
     child::ServerProcess,
-    common::{Common, Link, PATIENCE, Shape, check_wc, close, connect, with_reason},
+    common::{Common, Link, PATIENCE, Shape, check_last, check_wc, close, connect, with_reason},
     output::{self, line, note},
     pattern::{Aspect, Content, Mismatch},
     roce,
@@ -61,7 +61,7 @@ Examples:
 
 Exit status: 0 if everything was verified, 1 if not, 2 for wrong arguments.")]
 pub(crate) struct Demo {
-    /// Octets a message (atomics and immediates always have 8)
+    /// Octets a message (atomics, AtomicWrite and immediates always have 8)
     #[arg(long, value_name = "OCTETS", default_value_t = 65536, value_parser = clap::value_parser!(u32).range(0..=i64::from(MAX_SIZE)))]
     size: u32,
     /// Messages of each operation, in each direction
@@ -533,20 +533,39 @@ impl Peer {
     }
 
     async fn say(&self, control: &Control) -> Result<()> {
-        let wr = SendWr::inline(0, SendOp::Send, &control.to_bytes(self.seed));
-        self.link.qp.post_send(wr).context("cannot post a control message")?;
+        self.post(control)?;
         self.sent("a control message").await
+    }
+
+    /// Says what may be the last word before the client's Bye and its end. That it came is known by
+    /// what the client says next.
+    async fn say_last(&self, control: &Control) -> Result<()> {
+        self.post(control)?;
+        let wc = self.completed("a control message").await?;
+        match check_last(&wc, "a control message", &self.link.qp).await {
+            Ok(()) => Ok(()),
+            Err(e) => Err(with_reason(e, &self.link.qp).await),
+        }
+    }
+
+    fn post(&self, control: &Control) -> Result<()> {
+        let wr = SendWr::inline(0, SendOp::Send, &control.to_bytes(self.seed));
+        self.link.qp.post_send(wr).context("cannot post a control message")
     }
 
     /// Waits for one send completion.
     async fn sent(&self, what: &str) -> Result<()> {
-        let wc = timeout(PATIENCE, self.link.send_cq.next())
-            .await
-            .map_err(|_| anyhow!("{what} did not complete within {} s", PATIENCE.as_secs()))??;
-        match check_wc(&wc, what) {
+        match check_wc(&self.completed(what).await?, what) {
             Ok(()) => Ok(()),
             Err(e) => Err(with_reason(e, &self.link.qp).await),
         }
+    }
+
+    async fn completed(&self, what: &str) -> Result<Wc> {
+        let wc = timeout(PATIENCE, self.link.send_cq.next())
+            .await
+            .map_err(|_| anyhow!("{what} did not complete within {} s", PATIENCE.as_secs()))??;
+        Ok(wc)
     }
 
     fn content(&self, op: Op, direction: Direction, message: u32) -> Content {
@@ -934,7 +953,7 @@ pub(crate) async fn serve(peer: &mut Peer, first: &[u8]) -> Result<Served> {
             Control::End { op } => {
                 let tally =
                     peer.active(op, Direction::ToClient, false, &mut verified, &hidden).await?;
-                peer.say(&Control::Report { op, tally, verified }).await?;
+                peer.say_last(&Control::Report { op, tally, verified }).await?;
                 served.messages += tally.messages;
                 served.verified += verified.messages;
                 if let Some(m) = verified.mismatch {
@@ -1106,6 +1125,7 @@ pub(crate) async fn run(args: Demo) -> Result<ExitCode> {
     if args.common.roce.impair.is_some() {
         tell_counters(&args, &link, server.counters());
     }
+    link.tell(&args.common, args.common.verbose);
     if !complaints.is_empty() {
         return Ok(ExitCode::FAILURE);
     }
@@ -1188,9 +1208,6 @@ async fn client(args: &Demo, server: &ServerProcess) -> Result<(Vec<Row>, Link)>
     progress.finish_and_clear();
     peer.say(&Control::Bye).await?;
     close(&link.qp).await;
-    if args.common.verbose {
-        note(&link.counters());
-    }
     Ok((rows, link))
 }
 

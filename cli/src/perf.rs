@@ -57,10 +57,11 @@ Examples:
   userdma perf --local --op send --size 64 --lat --baseline --runs 5 --max-ratio 1.5
   userdma perf --local --op write --size 8 --rate --baseline --crc off --json
   userdma perf 10.0.0.1 --op read --size 65536 --bw --duration 10
+  userdma perf --local --op write --size 1048576 --bw --baseline --transport roce
 
 bw counts octets at the receiver. lat is the median: half the round trip for send and write, the
 whole one for read and atomic. rate counts messages at the receiver. --baseline measures the bare
-TCP socket in the same run, and ratio is ours / baseline: for bw and rate more is better, for lat
+TCP or UDP socket in the same run, and ratio is ours / baseline: for bw and rate more is better, for lat
 less. A latency is the median of 100 round trips at least, after 100 for warming up; where --duration
 is too short for them there is no figure. In JSON samples, seconds and messages are those of all runs.
 Exit status: 0 if measured (and the ratio is within bounds), 1 if not, 2 for wrong arguments."
@@ -920,9 +921,7 @@ fn once(
             Err(e)
         }
     };
-    if args.common.verbose {
-        note(&link.counters());
-    }
+    link.tell(&args.common, args.common.counts());
     let measured = measured?;
     if args.common.verbose {
         let samples = match run.measure {

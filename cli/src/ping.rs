@@ -34,6 +34,7 @@ Examples:
   userdma ping '[fe80::1%eth0]:7174' -c 3 three rounds over link-local IPv6
   userdma ping host -c 100 -s 4000 -i 0   as `rping -c -a host -C 100 -S 4000`
   userdma ping host -c 3 -v               show the data, as rping -v does
+  userdma ping host --transport roce      RoCEv2; to a server on this host too
 
 The other end: `userdma serve --listen ADDR` or `rping -s -a ADDR`.
 Exit status: 0 if all came back right, 1 if not or nothing did, 2 for wrong arguments.")]
@@ -232,9 +233,7 @@ pub(crate) async fn run(args: Ping) -> Result<ExitCode> {
         close(&qp).await;
     }
     summary.print(&args);
-    if args.common.verbose {
-        note(&link.counters());
-    }
+    link.tell(&args.common, args.common.counts());
     outcome?;
     if summary.mismatched > 0 || summary.times.n == 0 {
         return Ok(ExitCode::FAILURE);

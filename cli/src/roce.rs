@@ -30,11 +30,12 @@ pub(crate) struct Roce {
     /// RoCE: what becomes of packets whose ICRC is not found good: dropped, or taken all the same
     #[arg(long, value_enum, value_name = "strict|lenient", hide_possible_values = true, default_value_t = Icrc::Strict)]
     pub(crate) icrc: Icrc,
-    /// RoCE: what is done to packets received, in each process, such as loss=1%,dup=1%,reorder=1%,
-    /// corrupt=0.1%,delay=1ms,ecn=1%,seed=7
+    /// RoCE: what is done to packets received, in each process, for instance
+    /// loss=1%,dup=1%,reorder=1%,corrupt=0.1%,delay=1ms,ecn=1%,seed=7
     #[arg(long, value_name = "LIST")]
     pub(crate) impair: Option<Impairments>,
-    /// RoCE: write our own packets to FILE as pcapng; no privileges needed
+    /// RoCE: write our own packets to FILE as pcapng, without privileges; demo and perf --local write
+    /// the server's beside it (x.pcapng, x.server.pcapng)
     #[arg(long, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
 }
@@ -139,6 +140,19 @@ fn of_server(path: &Path) -> PathBuf {
         }
         None => path.with_extension("server"),
     }
+}
+
+/// How to read the capture at `path` of packets between these UDP ports; `None` where `dissect` looks
+/// for RoCEv2 there by itself.
+pub(crate) fn reading(path: &Path, ports: [Option<u16>; 2]) -> Option<String> {
+    let others: Vec<_> = ports
+        .into_iter()
+        .flatten()
+        .filter(|&port| port != ROCE_PORT)
+        .map(|port| format!("--roce-port {port} "))
+        .collect();
+    (!others.is_empty())
+        .then(|| format!("to read: userdma dissect {}{}", others.concat(), path.display()))
 }
 
 /// The address from which packets to `peer` leave; its port means nothing.
@@ -278,6 +292,20 @@ mod tests {
         let name = |path: &str| of_server(Path::new(path)).display().to_string();
         assert_eq!(name("a/x.pcapng"), "a/x.server.pcapng");
         assert_eq!(name("x"), "x.server");
+    }
+
+    #[test]
+    fn a_capture_of_other_ports_says_how_it_is_read() {
+        let path = Path::new("x.pcapng");
+        assert_eq!(reading(path, [Some(ROCE_PORT), Some(ROCE_PORT)]), None);
+        assert_eq!(
+            reading(path, [Some(7), Some(ROCE_PORT)]).as_deref(),
+            Some("to read: userdma dissect --roce-port 7 x.pcapng")
+        );
+        assert_eq!(
+            reading(path, [Some(7), Some(8)]).as_deref(),
+            Some("to read: userdma dissect --roce-port 7 --roce-port 8 x.pcapng")
+        );
     }
 
     #[test]

@@ -18,7 +18,7 @@ use anyhow::{Context, Result, bail};
 use userdma::{Access, RKey, RecvWr, Region, RemoteAddr, SendOp, SendWr};
 
 use crate::{
-    common::{Link, check_wc, within},
+    common::{Link, check_last, check_wc, within},
     output::line,
 };
 
@@ -162,8 +162,17 @@ impl Server {
     }
 
     async fn done(link: &Link, idle: Option<Duration>, wr: SendWr, what: &str) -> Result<()> {
+        check_wc(&Self::completed(link, idle, wr, what).await?, what)
+    }
+
+    async fn completed(
+        link: &Link,
+        idle: Option<Duration>,
+        wr: SendWr,
+        what: &str,
+    ) -> Result<userdma::Wc> {
         link.qp.post_send(wr).with_context(|| format!("cannot post {what}"))?;
-        check_wc(&within(idle, link.send_cq.next()).await.context(IDLE)??, what)
+        Ok(within(idle, link.send_cq.next()).await.context(IDLE)??)
     }
 
     /// Serves rounds until the client closes, or lets nothing happen for longer than `idle`; says
@@ -205,7 +214,9 @@ impl Server {
         let length = source.length.min(sink.length) as usize;
         let wr = SendWr::write(0, [self.region.slice(0..length)], sink.place());
         Self::done(link, idle, wr, "the WRITE into the sink").await?;
-        Self::done(link, idle, answer(), "the SEND after the WRITE").await?;
+        let what = "the SEND after the WRITE";
+        let wc = Self::completed(link, idle, answer(), what).await?;
+        check_last(&wc, what, &link.qp).await?;
         Ok(true)
     }
 }

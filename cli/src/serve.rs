@@ -28,8 +28,8 @@ use userdma::{
 use crate::{
     chain,
     common::{
-        Common, Link, Shape, Target, add_counters, check_wc, close, counters, counters_json,
-        reason_text, with_reason, within,
+        Common, Link, Shape, Target, add_counters, check_last, check_wc, close, counters,
+        counters_json, reason_text, with_reason, within,
     },
     demo::{self, is_flush},
     output::{self, counted, note},
@@ -55,6 +55,8 @@ Examples:
   userdma serve --listen 10.0.0.1:7471 --as rdma-server   for librdmacm's rdma_client
   userdma serve --once --crc off                          one client, then the exit status tells
   userdma serve --listen 10.0.0.1 --transport roce        RoCEv2, behind UDP port 4791
+  userdma serve --transport roce --udp-port 0             behind a free one: clients name it by
+                                                          --peer-udp-port
   userdma serve --listen 10.0.0.1 --max-clients 4 --max-memory 256MiB --idle-timeout 10
 
 A client beyond --max-clients or --max-memory is rejected and told why. A client of rping or
@@ -345,7 +347,7 @@ pub(crate) async fn run(args: Serve) -> Result<ExitCode> {
     let drain = async { while clients.join_next().await.is_some() {} };
     let _ = timeout(Duration::from_secs(1), drain).await;
     clients.abort_all();
-    if args.common.verbose || args.common.roce.impair.is_some() {
+    if args.common.counts() {
         summary(&shared);
     }
     let all_ok = all_ok && !shared.failed.load(Ordering::Relaxed);
@@ -590,7 +592,7 @@ async fn rdma_server(shared: &Shared, request: ConnRequest, link: &Link) -> Resu
     }
     link.qp.post_send(SendWr::inline(0, SendOp::Send, &[0; LEN]))?;
     let wc = within(shared.idle.0, link.send_cq.next()).await.context(rping::IDLE)??;
-    check_wc(&wc, "the SEND of the answer")?;
+    check_last(&wc, "the SEND of the answer", &link.qp).await?;
     well(&end(link).await, true)
 }
 

@@ -29,7 +29,7 @@
 use std::fmt;
 
 use anyhow::{Result, anyhow, bail};
-use userdma::{Error, Qp};
+use userdma::{Error, Qp, proto::wire::mad::cm::Reason};
 
 /// First octets of private data and of the answer.
 pub(crate) const MAGIC: [u8; 4] = *b"UDMA";
@@ -238,6 +238,10 @@ impl Hello {
     /// The error of a failed connection, in the words of the session if the peer rejected with
     /// them.
     pub(crate) fn explain(self, error: anyhow::Error) -> anyhow::Error {
+        let error = match nobody(error, "`userdma serve`") {
+            Ok(explained) => return explained,
+            Err(error) => error,
+        };
         let Some(private_data) = error.downcast_ref::<Error>().and_then(Error::rejection) else {
             return ask(error, "`userdma serve`");
         };
@@ -266,16 +270,39 @@ impl Hello {
     }
 }
 
+/// What an rping client looks for.
+const RPING: &str = "`userdma serve` or `rping -s`";
+
 /// The error of a failed connection to an rping server, with what the server said if it rejected
 /// with a text.
 pub(crate) fn explain_rping(error: anyhow::Error) -> anyhow::Error {
+    let error = match nobody(error, RPING) {
+        Ok(explained) => return explained,
+        Err(error) => error,
+    };
     let said = match error.downcast_ref::<Error>().and_then(Error::rejection) {
         Some(private_data) => text(private_data),
-        None => return ask(error, "`userdma serve` or `rping -s`"),
+        None => return ask(error, RPING),
     };
     match said {
         Some(said) => error.context(format!("the peer refused: {said}")),
         None => error,
+    }
+}
+
+/// The error of a connection that the peer's connection manager rejected because no program listens
+/// at that rdma_cm port: explained. Another error comes back as it is.
+fn nobody(error: anyhow::Error, service: &str) -> Result<anyhow::Error, anyhow::Error> {
+    match error.downcast_ref::<Error>() {
+        Some(Error::Rejected { peer, source }) if source.reason == Reason::INVALID_SERVICE_ID => {
+            let text = format!(
+                "nothing listens at port {} of {}: is {service} running there, with this port?",
+                peer.port(),
+                peer.ip()
+            );
+            Ok(error.context(text))
+        }
+        _ => Err(error),
     }
 }
 

@@ -44,37 +44,55 @@ fn every_operation_and_measure_gives_a_figure() {
         ("read", &["1", "64", "1048576"]),
         ("atomic", &["8"]),
     ] {
-        for size in sizes {
-            for (mode, unit) in [("bw", "GB/s"), ("lat", "us"), ("rate", "M msg/s")] {
-                if mode == "bw" && (op == "atomic" || *size == "0") {
-                    continue;
-                }
-                let flag = format!("--{mode}");
-                let args = ["--op", op, "--size", size, &flag, "--json"];
-                let output = measure(&args);
-                let [object] = &objects(&output)[..] else { panic!("{}", stdout(&output)) };
-                let keys: Vec<_> = object.as_object().unwrap().keys().collect();
-                assert_eq!(keys, KEYS);
-                assert_eq!(object["op"], op);
-                assert_eq!(object["size"].to_string(), *size);
-                assert_eq!(object["mode"], mode);
-                assert_eq!(object["unit"], unit);
-                assert_eq!(object["crc"], true);
-                assert!(object["baseline"].is_null() && object["ratio"].is_null());
-                let value = object["value"].as_f64().unwrap();
-                assert!(value > 0.0, "{object}");
-                assert!(object["seconds"].as_f64().unwrap() > 0.0, "{object}");
-                let messages = object["messages"].as_u64().unwrap();
-                if mode == "lat" {
-                    // A hundred before are for warming up.
-                    assert_eq!(object["samples"], messages - 100, "{object}");
-                } else {
-                    assert!(object["samples"].is_null() && messages > 0, "{object}");
-                }
-                if mode == "lat" {
-                    // Nothing over a socket takes less than a tenth of a microsecond.
-                    assert!(value > 0.1, "{object}");
-                }
+        every_measure("iwarp", op, sizes);
+    }
+}
+
+#[test]
+fn every_operation_and_measure_gives_a_figure_over_roce() {
+    for (op, sizes) in [
+        ("send", &["0", "300", "100000"][..]),
+        ("write", &["8", "100000"]),
+        ("read", &["1", "100000"]),
+        ("atomic", &["8"]),
+    ] {
+        every_measure("roce", op, sizes);
+    }
+}
+
+/// Each measure of `op` with messages of these sizes.
+fn every_measure(transport: &str, op: &str, sizes: &[&str]) {
+    for size in sizes {
+        for (mode, unit) in [("bw", "GB/s"), ("lat", "us"), ("rate", "M msg/s")] {
+            if mode == "bw" && (op == "atomic" || *size == "0") {
+                continue;
+            }
+            let flag = format!("--{mode}");
+            let args = ["--op", op, "--size", size, &flag, "--json", "--transport", transport];
+            let output = measure(&args);
+            let [object] = &objects(&output)[..] else { panic!("{}", stdout(&output)) };
+            let keys: Vec<_> = object.as_object().unwrap().keys().collect();
+            assert_eq!(keys, KEYS);
+            assert_eq!(object["op"], op);
+            assert_eq!(object["size"].to_string(), *size);
+            assert_eq!(object["mode"], mode);
+            assert_eq!(object["unit"], unit);
+            assert_eq!(object["transport"], transport);
+            assert_eq!(object["crc"], true);
+            assert!(object["baseline"].is_null() && object["ratio"].is_null());
+            let value = object["value"].as_f64().unwrap();
+            assert!(value > 0.0, "{object}");
+            assert!(object["seconds"].as_f64().unwrap() > 0.0, "{object}");
+            let messages = object["messages"].as_u64().unwrap();
+            if mode == "lat" {
+                // A hundred before are for warming up.
+                assert_eq!(object["samples"], messages - 100, "{object}");
+            } else {
+                assert!(object["samples"].is_null() && messages > 0, "{object}");
+            }
+            if mode == "lat" {
+                // Nothing over a socket takes less than a tenth of a microsecond.
+                assert!(value > 0.1, "{object}");
             }
         }
     }
@@ -109,12 +127,16 @@ fn the_baseline_stands_beside_each_figure() {
         ("atomic", "--lat", "8"),
         ("write", "--rate", "8"),
     ] {
-        let args = ["--op", op, "--size", size, mode, "--baseline", "--runs", "3", "--json"];
-        let output = measure(&args);
-        let object = &objects(&output)[0];
-        let figure = |name: &str| object[name].as_f64().unwrap();
-        assert_eq!(object["runs"], 3);
-        assert!((figure("value") / figure("baseline") - figure("ratio")).abs() < 1e-9, "{object}");
+        for transport in ["iwarp", "roce"] {
+            let mut args = vec!["--op", op, "--size", size, mode, "--transport", transport];
+            args.extend(["--baseline", "--runs", "3", "--json"]);
+            let output = measure(&args);
+            let object = &objects(&output)[0];
+            let figure = |name: &str| object[name].as_f64().unwrap();
+            assert_eq!(object["runs"], 3);
+            let ratio = figure("value") / figure("baseline");
+            assert!((ratio - figure("ratio")).abs() < 1e-9, "{object}");
+        }
     }
 }
 
@@ -214,7 +236,8 @@ fn wrong_arguments_are_usage_errors() {
         &["--local", "--op", "write", "--size", "8", "--bw", "--min-ratio", "1"],
         &["::1", "--op", "write", "--size", "8", "--bw", "--baseline"],
         &["--local", "--op", "write", "--size", "8", "--bw", "--duration", "0"],
-        &["--local", "--op", "write", "--size", "8", "--bw", "--transport", "roce"],
+        &["--local", "--op", "write", "--size", "8", "--bw", "--transport", "roce", "--crc", "off"],
+        &["--local", "--op", "write", "--size", "8", "--bw", "--mtu", "4096"],
     ] {
         let mut all = vec!["perf"];
         all.extend(args);

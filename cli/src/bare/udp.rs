@@ -580,7 +580,7 @@ mod tests {
         let peer = StdSocket::bind((HERE, 0)).unwrap();
         peer.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         let mut socket = Socket::bind(HERE, bare).unwrap();
-        socket.connect(peer.local_addr().unwrap()).unwrap();
+        socket.connect(peer.local_addr().unwrap());
         peer.connect((HERE, socket.port().unwrap())).unwrap();
         (socket, peer)
     }

@@ -245,7 +245,7 @@ pub(crate) async fn run(args: Pingpong) -> Result<ExitCode> {
     };
     let time = begun.elapsed();
     let (mismatched, first) = (game.mismatched, game.first);
-    if args.verbose {
+    if args.verbose || args.roce.impair.is_some() {
         note(&counters(&side.stats()));
     }
     outcome.map_err(|e| {

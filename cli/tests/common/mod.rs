@@ -13,9 +13,11 @@ use serde_json::Value;
 /// Longer than anything here takes on a slow machine, shorter than a person's patience.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The command with `args`, both outputs piped.
+/// The command with `args`, both outputs piped: the one that cargo built, or `$USERDMA_BIN` for a user
+/// who cannot see that.
 pub(crate) fn command(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_userdma"));
+    let built = || env!("CARGO_BIN_EXE_userdma").into();
+    let mut command = Command::new(std::env::var_os("USERDMA_BIN").unwrap_or_else(built));
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
@@ -168,5 +170,82 @@ impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// The operations of `demo`, as `--corrupt` names them and as it shows them.
+pub(crate) const OPERATIONS: [(&str, &str); 14] = [
+    ("send", "SEND/RECV"),
+    ("write", "WRITE"),
+    ("read", "READ"),
+    ("send-inv", "SEND with invalidate"),
+    ("send-se", "SEND with solicited event"),
+    ("send-imm", "SEND with immediate"),
+    ("imm", "Immediate"),
+    ("write-imm", "WRITE with immediate"),
+    ("fetch-add", "FetchAdd"),
+    ("masked-fetch-add", "FetchAdd, masked"),
+    ("cmp-swap", "CmpSwap"),
+    ("masked-cmp-swap", "CmpSwap, masked"),
+    ("flush", "WRITE and FLUSH"),
+    ("atomic-write", "AtomicWrite"),
+];
+
+/// The rows of `demo --json`: every operation, each message verified on both sides, but those that
+/// the transport `lacks`.
+pub(crate) fn verified(rows: &[Value], lacks: &[&str], count: u64, size: u64) {
+    let names: Vec<_> = rows.iter().map(|row| row["operation"].as_str().unwrap()).collect();
+    assert_eq!(names, OPERATIONS.map(|(_, name)| name));
+    for row in rows {
+        let name = row["operation"].as_str().unwrap();
+        let octets = match name {
+            "Immediate" | "AtomicWrite" => 8,
+            name if name.starts_with("FetchAdd") || name.starts_with("CmpSwap") => 8,
+            _ => size,
+        };
+        let there = !lacks.contains(&name);
+        let count = if there { count } else { 0 };
+        assert_eq!(row["supported"], there, "{row}");
+        assert_eq!(row["ok"], true, "{row}");
+        assert_eq!(row["messages"], 2 * count, "{row}");
+        assert_eq!(row["bytes"], 2 * count * octets, "{row}");
+        assert_eq!(row["client_verified"], count, "{row}");
+        assert_eq!(row["server_verified"], count, "{row}");
+        assert_eq!(row["seconds"].as_f64().unwrap() > 0.0, there, "{row}");
+    }
+}
+
+/// `demo --corrupt` with `args` finds the octet in every operation that the transport does not
+/// lack, says where it is and who found it.
+pub(crate) fn falsified(args: &[&str], lacks: &[&str]) {
+    for (op, name) in OPERATIONS {
+        let mut all = vec!["demo", "--size", "100", "--count", "9", "--corrupt", op];
+        all.extend(args);
+        if lacks.contains(&name) {
+            // There is nothing to be falsified, and nothing is found.
+            let output = run_for(0, &all);
+            assert_eq!(stderr(&output), "");
+            continue;
+        }
+        let output = run_for(1, &all);
+        let text = stderr(&output);
+        let complaint = text.lines().find(|line| line.starts_with("mismatch: "));
+        let complaint = complaint.unwrap_or_else(|| panic!("{op}: {text}"));
+        assert!(complaint.contains(&format!("{name}: message 4, ")), "{complaint}");
+        assert!(complaint.contains("expected 0x") && complaint.contains("found 0x"), "{complaint}");
+        let side = match op {
+            "read" | "fetch-add" | "masked-fetch-add" | "cmp-swap" | "masked-cmp-swap" => "client",
+            _ => "server",
+        };
+        assert!(complaint.contains(&format!("found by the {side}")), "{complaint}");
+        // Words of 8 octets have no offset.
+        if matches!(op, "send" | "write" | "read" | "send-inv" | "send-se" | "send-imm")
+            || matches!(op, "write-imm" | "flush")
+        {
+            assert!(complaint.contains("offset 50"), "{complaint}");
+        }
+        assert!(stdout(&output).contains("MISMATCH"));
+        // Nothing else is wrong.
+        assert_eq!(text.lines().count(), 1, "{text}");
     }
 }

@@ -123,6 +123,8 @@ struct Core {
     closing: usize,
     /// Queue pairs whose sends may be done; empty where none is closing.
     advanced: Vec<Qpn>,
+    /// What queue pairs counted that are gone.
+    gone: roce::Stats,
     /// When to look after a queue pair that ends: [`Entry::end`] of all.
     ends: BTreeSet<(Instant, Qpn)>,
     impairer: Option<Impairer<Way>>,
@@ -205,7 +207,7 @@ pub struct RoceStats {
     pub port: port::Stats,
     /// The connection manager's counters.
     pub cm: cm::Stats,
-    /// The counters of the queue pairs that there are, together.
+    /// The counters of all queue pairs together, of those that are gone too.
     pub qps: roce::Stats,
     /// What [`RoceOptions::impair`](crate::RoceOptions::impair) did to packets received.
     pub impaired: Option<ImpairerCounters>,
@@ -231,6 +233,7 @@ impl Engine {
                 srqs: Vec::new(),
                 closing: 0,
                 advanced: Vec::new(),
+                gone: roce::Stats::default(),
                 ends: BTreeSet::new(),
                 impairer: settings.impairer,
                 tap: settings.tap,
@@ -268,7 +271,7 @@ impl Engine {
 
     pub(crate) fn stats(&self) -> RoceStats {
         let core = self.core.lock();
-        let mut qps = roce::Stats::default();
+        let mut qps = core.gone;
         core.port.qps().for_each(|qp| qps += *qp.stats());
         RoceStats {
             udp: core.socket.stats(),
@@ -440,6 +443,9 @@ impl Engine {
         core.stop_closing(qpn);
         core.end_by_itself(qpn);
         let Some(entry) = core.entries.remove(&qpn) else { return };
+        if let Some(qp) = core.port.qp(qpn) {
+            core.gone += *qp.stats();
+        }
         let _ = core.port.destroy_qp(now, qpn);
         {
             let mut queues = self.queues.lock();
