@@ -768,7 +768,7 @@ impl Peer {
             let at = i * self.stride;
             match op {
                 Op::Write | Op::WriteImm | Op::Flush => {
-                    self.poison(&self.target.clone(), at, content)?
+                    self.poison(&self.target.clone(), at, content)?;
                 }
                 Op::Read => {
                     content.fill(&mut self.scratch);
