@@ -321,6 +321,21 @@ impl Device {
         self.shared.on_runtime(Listener::bind(device, port)).await
     }
 
+    /// What a device over UDP has.
+    pub(crate) fn engine(&self) -> Result<&Arc<Engine>> {
+        let missing = Error::Unsupported("only a udp:// device (RoCEv2) has datagrams");
+        self.shared.engine().ok_or(missing)
+    }
+
+    pub(crate) fn random(&self) -> u64 {
+        self.shared.random()
+    }
+
+    /// How long a stranger may take.
+    pub(crate) fn patience(&self) -> Duration {
+        self.shared.options.startup_timeout
+    }
+
     /// Over UDP: the address and port of the device's socket; `None` over TCP.
     pub fn udp_addr(&self) -> Option<SocketAddr> {
         self.shared.engine().map(|engine| engine.local())
