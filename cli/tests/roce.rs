@@ -11,6 +11,7 @@ use std::{
 
 use common::*;
 use serde_json::Value;
+use userdma::{Access, DeviceOptions, QpInit, RecvWr, Region, RoceOptions, SendOp, SendWr};
 
 /// What RoCE does not have.
 const LACKS: [&str; 3] = ["Immediate", "FetchAdd, masked", "CmpSwap, masked"];
@@ -387,6 +388,40 @@ fn a_server_that_ends_is_no_silence() {
     assert!(server.wait().0.status.success());
 }
 
+/// What librdmacm's rdma_client does: 16 octets there, 16 back.
+#[test]
+fn as_rdma_server_it_answers_rdma_client() {
+    for host in hosts() {
+        let (server, _) = serve(host, &["--as", "rdma-server", "--once"]);
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let peer_udp_port = server.first["udp_port"].as_u64().unwrap() as u16;
+            let roce = RoceOptions { peer_udp_port, ..RoceOptions::default() };
+            let options = DeviceOptions { roce, ..DeviceOptions::default() };
+            let own = if host == "::1" { "udp://[::1]:0" } else { "udp://127.0.0.1:0" };
+            let dev = options.open(own).unwrap();
+            let (pd, cq) = (dev.alloc_pd().unwrap(), dev.create_cq(16).unwrap());
+            let mr = pd.register(Region::from_vec(vec![0xff; 16]), Access::LOCAL_WRITE).unwrap();
+            let qp = pd.create_qp(QpInit::new(&cq)).unwrap();
+            qp.post_recv(RecvWr::new(1, [mr.slice(0..16)])).unwrap();
+            dev.connect_qp(&server.addr, &qp, b"").await.unwrap();
+            qp.post_send(SendWr::inline(2, SendOp::Send, &[0; 16])).unwrap();
+            let mut wcs = vec![cq.next().await.unwrap(), cq.next().await.unwrap()];
+            wcs.sort_by_key(|wc| wc.id);
+            assert!(wcs.iter().all(|wc| wc.status.is_ok()), "{wcs:?}");
+            assert_eq!(wcs[0].byte_len, 16);
+            let mut answer = [0xff; 16];
+            mr.read_at(0, &mut answer).unwrap();
+            assert_eq!(answer, [0; 16]);
+            qp.disconnect().await;
+        });
+        let (output, events) = server.wait();
+        assert!(output.status.success(), "{events:?}");
+        let done = events.last().unwrap();
+        assert_eq!((&done["mode"], &done["closed"]), (&"rdma-server".into(), &"graceful".into()));
+    }
+}
+
 // ---------------------------------------------------------------------------------------------
 // Addresses and ports
 
@@ -429,6 +464,23 @@ fn a_udp_port_that_is_taken_says_by_whom_and_what_helps() {
             assert!(text.contains(&part), "{part}: {text}");
         }
         drop(holder);
+    }
+}
+
+/// A client that is told to take a port that is not there to be had.
+#[test]
+fn a_client_whose_port_is_taken_is_told_the_way_out() {
+    if !userdma_tests::ipv6() {
+        return;
+    }
+    let (server, _) = serve("::1", &[]);
+    let port = server.first["udp_port"].to_string();
+    let args = ["ping", &server.addr, "--transport", "roce", "--peer-udp-port", &port];
+    let mut args = args.to_vec();
+    args.extend(["--udp-port", &port, "-c", "1"]);
+    let text = stderr(&run_for(1, &args));
+    for part in ["our own UDP port is taken", "--udp-port 0", "[::1]:", "userdma (process "] {
+        assert!(text.contains(part), "{part}: {text}");
     }
 }
 
