@@ -1195,3 +1195,26 @@ async fn datagram_services() {
     let e = lonely.device.resolve("127.0.0.1:7174", b"").await.unwrap_err();
     assert!(matches!(e, Error::NoAnswer { .. }), "{e:?}");
 }
+
+/// A small receive buffer makes for small packets, unless the peer tells what it has on the way, or
+/// the program says otherwise.
+#[tokio::test]
+async fn a_small_buffer_asks_a_stranger_for_small_packets() {
+    let there = Host::new(quick(), "127.0.0.1");
+    let (listener, addr) = there.listen().await;
+    let small = DeviceOptions { recv_buffer: Some(200_000), ..quick() };
+    let mut known = small.clone();
+    known.roce.userdma_peers = true;
+    for (options, asked, mtu) in [
+        (quick(), None, 4096),
+        (small.clone(), None, 1024),
+        (small, Some(PathMtu::Mtu2048), 2048),
+        (known, None, 4096),
+    ] {
+        let here = Host::toward(&there.device, options, "127.0.0.1");
+        let init = QpInit { mtu: asked, ..here.init() };
+        let (qp, _peer) =
+            tokio::join!(here.connect(&addr, init), there.accept(&listener, there.init()));
+        assert_eq!(qp.unwrap().terms().unwrap().mtu, mtu);
+    }
+}

@@ -91,6 +91,8 @@ pub(crate) struct Engine {
     peer_udp_port: u16,
     /// The largest path MTU of any connection; `None`: what the route takes.
     mtu: Option<PathMtu>,
+    /// Where none is set, 1024 is the most that is asked for.
+    modest: bool,
     table: Arc<Table>,
     clock: Clock,
     spin: Duration,
@@ -194,6 +196,7 @@ pub(crate) enum Refusal {
 pub(crate) struct Settings {
     pub(crate) peer_udp_port: u16,
     pub(crate) mtu: Option<PathMtu>,
+    pub(crate) modest: bool,
     pub(crate) impairer: Option<Impairer<Way>>,
     pub(crate) tap: Option<Tap>,
     pub(crate) table: Arc<Table>,
@@ -250,6 +253,7 @@ impl Engine {
             }),
             peer_udp_port: settings.peer_udp_port,
             mtu: settings.mtu,
+            modest: settings.modest,
             table: settings.table,
             clock: settings.clock,
             spin: settings.spin,
@@ -534,7 +538,11 @@ impl Engine {
         let (mtu, local_ip) = (self.path_mtu(peer)?, self.source_toward(peer)?);
         let wanted = Connect {
             local_ip: Some(local_ip),
-            mtu: init.mtu.map_or(mtu, |wanted| wanted.min(mtu)),
+            mtu: match init.mtu {
+                Some(wanted) => wanted.min(mtu),
+                None if self.modest && self.mtu.is_none() => mtu.min(PathMtu::Mtu1024),
+                None => mtu,
+            },
             initiator_depth: depth(init.ord),
             responder_resources: depth(init.ird),
             ack_timeout: init.timeout,
