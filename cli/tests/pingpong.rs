@@ -330,7 +330,7 @@ fn a_silent_peer_is_waited_for() {
     // A message is four packets.
     silent.set_nonblocking(true).unwrap();
     let packets = std::iter::from_fn(|| silent.recv(&mut [0; 2048]).ok()).count();
-    assert!(packets >= 8 && packets % 4 == 0, "{packets}");
+    assert!(packets >= 8 && packets.is_multiple_of(4), "{packets}");
 }
 
 /// As the programs do whose queue pair does not come up.
