@@ -167,9 +167,11 @@ impl Common {
         self.verbose || self.roce.impair.is_some()
     }
 
-    /// The same switches for a client whose server, of our own, is at this UDP port.
-    pub(crate) fn for_local(&self, udp_port: Option<u16>) -> Self {
+    /// The same switches for a client whose server is our own, `serve`; at this UDP port, where it
+    /// was started here.
+    pub(crate) fn for_ours(&self, udp_port: Option<u16>) -> Self {
         let mut common = self.clone();
+        common.roce.peer = roce::Peer::Userdma;
         if let Some(port) = udp_port {
             common.roce.peer_udp_port = port;
             common.roce.udp_port.get_or_insert(0);

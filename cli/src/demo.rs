@@ -1179,7 +1179,7 @@ async fn client(args: &Demo, server: &ServerProcess) -> Result<(Vec<Row>, Link)>
         mode: Mode::Demo { size: args.size, count: args.count },
         seed: session::fresh_seed(),
     };
-    let common = args.common.for_local(server.udp_port());
+    let common = args.common.for_ours(server.udp_port());
     let link = connect(&common, server.target(), Peer::SHAPE, &hello.to_bytes())
         .await
         .map_err(|e| hello.explain(e))?;

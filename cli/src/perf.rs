@@ -834,7 +834,7 @@ pub(crate) fn run(args: Perf, runtime: &Runtime) -> Result<ExitCode> {
         (None, None) => return Err(Usage("where to? give ADDR or --local".into()).into()),
     };
 
-    let common = args.common.for_local(server.as_ref().and_then(ServerProcess::udp_port));
+    let common = args.common.for_ours(server.as_ref().and_then(ServerProcess::udp_port));
     let (mut ours, mut baselines) = (Vec::new(), Vec::new());
     let mut crc = false;
     for _ in 0..args.runs {

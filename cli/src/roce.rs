@@ -27,6 +27,10 @@ pub(crate) struct Roce {
     /// RoCE: path MTU, 256, 512, 1024, 2048 or 4096 [default: what the route takes]
     #[arg(long, value_name = "OCTETS", value_parser = mtu)]
     pub(crate) mtu: Option<PathMtu>,
+    /// RoCE: who the peer is; userdma tells what its receive buffer takes, so that large packets do no
+    /// harm where ours is small (demo and perf know it)
+    #[arg(long, value_enum, value_name = "any|userdma", hide_possible_values = true, default_value_t = Peer::Any)]
+    pub(crate) peer: Peer,
     /// RoCE: what becomes of packets whose ICRC is not found good: dropped, or taken all the same
     #[arg(long, value_enum, value_name = "strict|lenient", hide_possible_values = true, default_value_t = Icrc::Strict)]
     pub(crate) icrc: Icrc,
@@ -38,6 +42,13 @@ pub(crate) struct Roce {
     /// the server's beside it (x.pcapng, x.server.pcapng)
     #[arg(long, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
+}
+
+/// Who the peer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Peer {
+    Any,
+    Userdma,
 }
 
 /// What becomes of packets whose ICRC is not found good.
@@ -54,6 +65,7 @@ impl Roce {
             ("--udp-port", self.udp_port.is_some()),
             ("--peer-udp-port", self.peer_udp_port != ROCE_PORT),
             ("--mtu", self.mtu.is_some()),
+            ("--peer", self.peer != Peer::Any),
             ("--icrc", self.icrc != Icrc::Strict),
             ("--impair", self.impair.is_some()),
             ("--pcap", self.pcap.is_some()),
@@ -70,6 +82,7 @@ impl Roce {
                 Icrc::Lenient => IcrcPolicy::Lenient,
             },
             mtu: self.mtu,
+            userdma_peers: self.peer == Peer::Userdma,
             impair: self.impair,
             capture: self.pcap.clone(),
             ..RoceOptions::default()

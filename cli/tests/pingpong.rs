@@ -309,6 +309,30 @@ fn a_client_says_what_the_programs_read() {
     }
 }
 
+/// A peer that is silent for a second, as one that waits for a processor may be, is not given up: the
+/// first message goes out again and again, until --timeout.
+#[test]
+fn a_silent_peer_is_waited_for() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port().to_string();
+    let silent = UdpSocket::bind("127.0.0.2:0").unwrap();
+    let peer = silent.local_addr().unwrap().port().to_string();
+    let mut args = vec!["pingpong", "127.0.0.1", "--port", &port, "--bind", "127.0.0.1"];
+    args.extend(["--udp-port", "0", "--peer-udp-port", &peer, "--timeout", "1"]);
+    let child = command(&args).spawn().unwrap();
+    let mut tcp = listener.accept().unwrap().0;
+    tcp.read_exact(&mut [0; 52]).unwrap();
+    tcp.write_all(b"0000:000011:084c82:00000000000000000000ffff7f000002\0").unwrap();
+    let output = finish(child, &args);
+    assert_eq!(output.status.code(), Some(1));
+    let text = stderr(&output);
+    assert!(text.contains("after 0 messages came: nothing came for 1 s"), "{text}");
+    // A message is four packets.
+    silent.set_nonblocking(true).unwrap();
+    let packets = std::iter::from_fn(|| silent.recv(&mut [0; 2048]).ok()).count();
+    assert!(packets >= 8 && packets.is_multiple_of(4), "{packets}");
+}
+
 /// As the programs do whose queue pair does not come up.
 #[test]
 fn a_server_that_closes_without_a_word_is_explained() {

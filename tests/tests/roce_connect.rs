@@ -1145,3 +1145,76 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
         }
     }
 }
+
+/// A UD service is asked for by its rdma_cm port; the answer says where datagrams go.
+#[tokio::test]
+async fn datagram_services() {
+    let there = Host::new(quick(), "127.0.0.1");
+    let here = Host::toward(&there.device, quick(), "127.0.0.1");
+    let (key, own) = (userdma::RDMA_UDP_QKEY, QKey(0x111));
+    let open = |side: &Host, key| {
+        let qp = side.pd.create_qp(side.init().kind(QpType::Ud)).unwrap();
+        qp.open_datagram(key, PathMtu::Mtu1024).unwrap();
+        qp
+    };
+    let (server, client) = (open(&there, key), open(&here, own));
+    let service = there.device.listen_datagrams(Some(0), &server, key, b"welcome").unwrap();
+    let addr = service.local_addr().to_string();
+    let taken = there.device.listen_datagrams(Some(service.local_addr().port()), &server, key, b"");
+    assert!(taken.unwrap_err().to_string().contains("has a listener already"));
+
+    let found = here.device.resolve(&addr, b"hello").await.unwrap();
+    assert_eq!((found.dest.qpn, found.dest.qkey), (server.qpn(), key));
+    assert_eq!(Some(found.dest.addr), there.device.udp_addr());
+    assert!(found.private_data.starts_with(b"welcome\0"));
+
+    let (ma, mb) = (here.mr(64), there.mr(256));
+    ma.write_at(0, b"a datagram").unwrap();
+    server.post_recv(RecvWr::new(1, [mb.slice(0..256)])).unwrap();
+    client.post_send(SendWr::send(2, [ma.slice(0..10)]).to(found.dest)).unwrap();
+    here.done(2).await;
+    assert_eq!(there.done(1).await.byte_len, 50);
+    assert_eq!(octets(&mb, 40, 10), b"a datagram");
+
+    // One that is gone says so, and a connection's port is none of datagrams.
+    drop(service);
+    let e = here.device.resolve(&addr, b"").await.unwrap_err();
+    assert!(matches!(e, Error::NoService { .. }), "{e:?}");
+    assert!(e.to_string().contains("SIDR status"), "{e}");
+    let rc = there.pd.create_qp(there.init()).unwrap();
+    let e = there.device.listen_datagrams(None, &rc, key, b"").unwrap_err();
+    assert!(matches!(e, Error::Unsupported(_)), "{e:?}");
+    let e = here.device.listen_datagrams(None, &server, key, b"").unwrap_err();
+    assert!(matches!(e, Error::State(_)), "{e:?}");
+
+    // Nobody is there.
+    let options = DeviceOptions { startup_timeout: Duration::from_millis(300), ..quick() };
+    let nobody = Host::new(quick(), "127.0.0.1");
+    let lonely = Host::toward(&nobody.device, options, "127.0.0.1");
+    drop(nobody);
+    let e = lonely.device.resolve("127.0.0.1:7174", b"").await.unwrap_err();
+    assert!(matches!(e, Error::NoAnswer { .. }), "{e:?}");
+}
+
+/// A small receive buffer makes for small packets, unless the peer tells what it has on the way, or
+/// the program says otherwise.
+#[tokio::test]
+async fn a_small_buffer_asks_a_stranger_for_small_packets() {
+    let there = Host::new(quick(), "127.0.0.1");
+    let (listener, addr) = there.listen().await;
+    let small = DeviceOptions { recv_buffer: Some(200_000), ..quick() };
+    let mut known = small.clone();
+    known.roce.userdma_peers = true;
+    for (options, asked, mtu) in [
+        (quick(), None, 4096),
+        (small.clone(), None, 1024),
+        (small, Some(PathMtu::Mtu2048), 2048),
+        (known, None, 4096),
+    ] {
+        let here = Host::toward(&there.device, options, "127.0.0.1");
+        let init = QpInit { mtu: asked, ..here.init() };
+        let (qp, _peer) =
+            tokio::join!(here.connect(&addr, init), there.accept(&listener, there.init()));
+        assert_eq!(qp.unwrap().terms().unwrap().mtu, mtu);
+    }
+}

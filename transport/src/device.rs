@@ -93,6 +93,9 @@ pub struct DeviceOptions {
     pub roce: RoceOptions,
 }
 
+/// A receive buffer that is too small for what a stranger may send in large packets: 1.1 MiB.
+const SMALL_BUFFER: usize = 1_153_433;
+
 /// What may be set about a `udp://` device:
 /// `DeviceOptions { roce: RoceOptions { peer_udp_port: 4792, ..Default::default() }, .. }`.
 #[derive(Debug, Clone)]
@@ -103,6 +106,11 @@ pub struct RoceOptions {
     pub icrc: IcrcPolicy,
     /// The largest path MTU of any connection; `None`, the default: what the route takes.
     pub mtu: Option<PathMtu>,
+    /// Whether the peers are known to be userdma, so that they tell what their receive buffers take.
+    /// Where they are not and our own buffer is small (under 1.1 MiB), path MTU 1024 is the most that
+    /// is asked for unless one is set: a stranger keeps to no window of ours, and small packets fit
+    /// better. Off by default.
+    pub userdma_peers: bool,
     /// Whether packets are marked as ECN-capable, so that routers mark them instead of dropping
     /// them: on by default.
     pub ecn: bool,
@@ -122,6 +130,7 @@ impl Default for RoceOptions {
             peer_udp_port: ROCE_PORT,
             icrc: IcrcPolicy::Strict,
             mtu: None,
+            userdma_peers: false,
             ecn: true,
             impair: None,
             capture: None,
@@ -321,6 +330,21 @@ impl Device {
         self.shared.on_runtime(Listener::bind(device, port)).await
     }
 
+    /// What a device over UDP has.
+    pub(crate) fn engine(&self) -> Result<&Arc<Engine>> {
+        let missing = Error::Unsupported("only a udp:// device (RoCEv2) has datagrams");
+        self.shared.engine().ok_or(missing)
+    }
+
+    pub(crate) fn random(&self) -> u64 {
+        self.shared.random()
+    }
+
+    /// How long a stranger may take.
+    pub(crate) fn patience(&self) -> Duration {
+        self.shared.options.startup_timeout
+    }
+
     /// Over UDP: the address and port of the device's socket; `None` over TCP.
     pub fn udp_addr(&self) -> Option<SocketAddr> {
         self.shared.engine().map(|engine| engine.local())
@@ -467,6 +491,7 @@ impl DeviceShared {
         let settings = Settings {
             peer_udp_port: roce.peer_udp_port,
             mtu: roce.mtu,
+            modest: !roce.userdma_peers && socket.recv_buffer() < SMALL_BUFFER,
             impairer: roce.impair.map(Impairer::new),
             tap: roce.capture.as_deref().map(|path| Tap::create(path, local)).transpose()?,
             table: self.table.clone(),

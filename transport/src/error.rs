@@ -59,6 +59,16 @@ pub enum Error {
         /// What the socket last refused to send.
         trouble: Option<String>,
     },
+    /// RoCE: the peer has no such UD service, or does not tell.
+    #[error("no datagrams for {peer}: {why} (SIDR status {status})")]
+    NoService {
+        /// The other side: its address, and the rdma_cm port.
+        peer: SocketAddr,
+        /// What it said (IBTA vol. 1, table 119).
+        status: u8,
+        /// The same in words.
+        why: &'static str,
+    },
     /// RoCE: what the port does not do.
     #[error("{0}")]
     Port(PortError),

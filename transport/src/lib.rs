@@ -71,6 +71,7 @@
 
 mod capture;
 mod cq;
+mod datagrams;
 mod device;
 mod engine;
 mod error;
@@ -82,6 +83,7 @@ mod qp;
 mod srq;
 
 pub use cq::Cq;
+pub use datagrams::{RDMA_UDP_QKEY, UdListener, UdService};
 pub use device::{Device, DeviceOptions, DeviceStats, RoceOptions};
 pub use engine::datagram::RoceStats;
 pub use error::{CloseReason, Error, Result};

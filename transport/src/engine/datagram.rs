@@ -30,19 +30,23 @@ use tokio::{
 use userdma_proto::{
     roce::{
         self, PathMtu, Port, QpAttr, Reason, Train,
-        cm::{self, Ended, Established, Reject, Rejected},
+        cm::{self, CmError, ConnId, Datagrams, Ended, Established, Reject, Rejected, Resolve},
         port::{self, Connect, Destination, Event, Limits, PortError, Request},
     },
     sim::{Counters as ImpairerCounters, Impairer, Packet},
     time::Instant,
-    verbs::{PostError, QpState, RecvWr, SendWr, Wc, WcOpcode, WcStatus},
-    wire::{ids::Qpn, mad::cm::PortSpace},
+    verbs::{PostError, QpState, RecvWr, SendWr, UdDest, Wc, WcOpcode, WcStatus},
+    wire::{
+        ids::{QKey, Qpn},
+        mad::cm::{PortSpace, SidrRep},
+    },
 };
 
 use super::{Clock, LOOK, Pollers, QpShared, Wakes, until};
 use crate::{
     capture::Tap,
     cq::Cq,
+    datagrams::UdService,
     device::{Counters, count},
     error::{CloseReason, Error, Result},
     mr::Table,
@@ -87,6 +91,8 @@ pub(crate) struct Engine {
     peer_udp_port: u16,
     /// The largest path MTU of any connection; `None`: what the route takes.
     mtu: Option<PathMtu>,
+    /// Where none is set, 1024 is the most that is asked for.
+    modest: bool,
     table: Arc<Table>,
     clock: Clock,
     spin: Duration,
@@ -118,6 +124,8 @@ struct Core {
     entries: FxHashMap<Qpn, Entry>,
     /// Who takes requests for a service.
     listeners: FxHashMap<u64, mpsc::Sender<Box<Request>>>,
+    /// Who waits for the answer of a UD service.
+    questions: FxHashMap<ConnId, oneshot::Sender<cm::Event>>,
     srqs: Vec<(Srq, usize)>,
     /// How many queue pairs disconnect when their sends are done.
     closing: usize,
@@ -188,6 +196,7 @@ pub(crate) enum Refusal {
 pub(crate) struct Settings {
     pub(crate) peer_udp_port: u16,
     pub(crate) mtu: Option<PathMtu>,
+    pub(crate) modest: bool,
     pub(crate) impairer: Option<Impairer<Way>>,
     pub(crate) tap: Option<Tap>,
     pub(crate) table: Arc<Table>,
@@ -230,6 +239,7 @@ impl Engine {
                 pending: None,
                 entries: FxHashMap::default(),
                 listeners: FxHashMap::default(),
+                questions: FxHashMap::default(),
                 srqs: Vec::new(),
                 closing: 0,
                 advanced: Vec::new(),
@@ -243,6 +253,7 @@ impl Engine {
             }),
             peer_udp_port: settings.peer_udp_port,
             mtu: settings.mtu,
+            modest: settings.modest,
             table: settings.table,
             clock: settings.clock,
             spin: settings.spin,
@@ -502,6 +513,16 @@ impl Engine {
         }
     }
 
+    fn same_family(&self, peer: SocketAddr) -> Result<()> {
+        if peer.is_ipv4() != self.local.is_ipv4() {
+            return Err(Error::BadAddress(format!(
+                "cannot reach {peer} from {}: one is IPv4, the other IPv6",
+                self.local
+            )));
+        }
+        Ok(())
+    }
+
     /// Connects `qp` to the service at `peer`: its address, and the rdma_cm port.
     pub(crate) async fn connect(
         self: &Arc<Self>,
@@ -511,18 +532,17 @@ impl Engine {
     ) -> Result<()> {
         let init = &qp.init;
         self.may_begin(qp)?;
-        if peer.is_ipv4() != self.local.is_ipv4() {
-            return Err(Error::BadAddress(format!(
-                "cannot reach {peer} from {}: one is IPv4, the other IPv6",
-                self.local
-            )));
-        }
+        self.same_family(peer)?;
         let mut to = peer;
         to.set_port(self.peer_udp_port);
         let (mtu, local_ip) = (self.path_mtu(peer)?, self.source_toward(peer)?);
         let wanted = Connect {
             local_ip: Some(local_ip),
-            mtu: init.mtu.map_or(mtu, |wanted| wanted.min(mtu)),
+            mtu: match init.mtu {
+                Some(wanted) => wanted.min(mtu),
+                None if self.modest && self.mtu.is_none() => mtu.min(PathMtu::Mtu1024),
+                None => mtu,
+            },
             initiator_depth: depth(init.ord),
             responder_resources: depth(init.ird),
             ack_timeout: init.timeout,
@@ -599,17 +619,14 @@ impl Engine {
         self.is_alive()?;
         let (sender, requests) = mpsc::channel(backlog);
         let mut core = self.core.lock();
-        // The dynamic ports (RFC 6335), from a random one on.
-        let free = (0..16_384u64).map(|i| 49_152 + ((random.wrapping_add(i)) % 16_384) as u16);
-        let wanted = (port != 0).then_some(port);
-        for candidate in wanted.into_iter().chain(free) {
+        for candidate in ports(port, random) {
             let service = PortSpace::TCP.service_id(candidate);
             match core.port.listen(service, half_open) {
                 Ok(()) => {
                     core.listeners.insert(service, sender);
                     return Ok((candidate, requests));
                 }
-                Err(_) if wanted.is_none() => {}
+                Err(PortError::Cm(CmError::InUse(_))) if port == 0 => {}
                 Err(e) => return Err(e.into()),
             }
         }
@@ -623,6 +640,89 @@ impl Engine {
             wakes.later(move || drop(listener));
             core.port.unlisten(self.clock.now(), service);
         });
+    }
+
+    /// Tells peers that ask for the rdma_cm port `port` of datagrams, 0 for a free one, of a queue
+    /// pair. Gives the port.
+    pub(crate) fn listen_datagrams(
+        &self,
+        port: u16,
+        qpn: Qpn,
+        qkey: QKey,
+        private_data: &[u8],
+        random: u64,
+    ) -> Result<u16> {
+        self.is_alive()?;
+        let service = Datagrams { qpn, qkey, private_data: private_data.to_vec() };
+        let mut core = self.core.lock();
+        for candidate in ports(port, random) {
+            let id = PortSpace::UDP.service_id(candidate);
+            match core.port.listen_datagrams(id, service.clone()) {
+                Ok(()) => return Ok(candidate),
+                Err(PortError::Cm(CmError::InUse(_))) if port == 0 => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Err(Error::Limit("all rdma_cm ports have a service"))
+    }
+
+    pub(crate) fn unlisten_datagrams(&self, port: u16) {
+        let service = PortSpace::UDP.service_id(port);
+        self.locked(|core, _| core.port.unlisten(self.clock.now(), service));
+    }
+
+    /// Asks for the UD service at `peer`: its address, and the rdma_cm port.
+    pub(crate) async fn resolve(
+        &self,
+        peer: SocketAddr,
+        private_data: &[u8],
+        patience: Duration,
+    ) -> Result<UdService> {
+        self.is_alive()?;
+        self.same_family(peer)?;
+        let mut to = peer;
+        to.set_port(self.peer_udp_port);
+        let local_ip = self.source_toward(peer)?;
+        let (sender, told) = oneshot::channel();
+        let conn = self.locked(|core, _| {
+            let wanted = Resolve {
+                peer: to,
+                local_ip,
+                local_port: 0,
+                service_id: PortSpace::UDP.service_id(peer.port()),
+                private_data,
+                token: Some(core.port.token()),
+            };
+            let conn = core.port.resolve(self.clock.now(), &wanted)?;
+            core.questions.insert(conn, sender);
+            Ok::<_, Error>(conn)
+        })?;
+        let _question = Question { engine: self, conn };
+        let told = async {
+            // Timers of tokio need its context, which the caller may not have.
+            let timer = {
+                let _inside = self.runtime.enter();
+                tokio::time::sleep(patience)
+            };
+            tokio::select! {
+                told = told => told.ok(),
+                () = timer => None,
+            }
+        };
+        match told.await {
+            Some(cm::Event::Resolved { peer, qpn, qkey, private_data, .. }) => {
+                Ok(UdService { dest: UdDest { addr: peer, qpn, qkey }, private_data })
+            }
+            Some(cm::Event::Unresolved { status, .. }) => {
+                let reply = SidrRep { status, ..SidrRep::default() };
+                let why = reply.status_name().unwrap_or("an unknown answer");
+                Err(Error::NoService { peer, status, why })
+            }
+            _ => {
+                let trouble = self.trouble_toward(peer.ip());
+                Err(Error::NoAnswer { peer, udp_port: self.peer_udp_port, trouble })
+            }
+        }
     }
 
     /// Says yes to `request` with `qp`.
@@ -693,6 +793,31 @@ impl Drop for Attempt<'_> {
             self.engine.locked(|core, wakes| core.give_up(now, self.qpn, wakes));
         }
     }
+}
+
+/// A question for a UD service under way: dropped, nobody waits for its answer.
+struct Question<'a> {
+    engine: &'a Engine,
+    conn: ConnId,
+}
+
+impl Drop for Question<'_> {
+    fn drop(&mut self) {
+        self.engine.locked(|core, _| {
+            if core.questions.remove(&self.conn).is_some() {
+                core.port.forget_question(self.engine.clock.now(), self.conn);
+            }
+        });
+    }
+}
+
+/// `port`, or for 0 all dynamic ports (RFC 6335), from a random one on.
+fn ports(port: u16, random: u64) -> impl Iterator<Item = u16> {
+    let count = if port == 0 { 16_384 } else { 1 };
+    (0..count).map(move |i: u64| match port {
+        0 => 49_152 + (random.wrapping_add(i) % 16_384) as u16,
+        port => port,
+    })
 }
 
 /// READs and atomics at a time, as an octet says them.
@@ -999,6 +1124,12 @@ impl Core {
             Event::TimedOut { qpn: Some(qpn), .. } | Event::Dropped { qpn: Some(qpn), .. } => {
                 self.refused(now, qpn, Refusal::Silent, wakes);
             }
+            Event::TimedOut { qpn: None, conn, .. } => {
+                // Dropped, it tells that nobody answered.
+                if let Some(asker) = self.questions.remove(&conn) {
+                    wakes.later(move || drop(asker));
+                }
+            }
             Event::Disconnected { qpn, ended } => {
                 let reason = match ended {
                     Ended::Local | Ended::Peer => CloseReason::Graceful,
@@ -1008,11 +1139,17 @@ impl Core {
             }
             Event::QpError { qpn, reason } => self.take_error(now, qpn, reason, wakes),
             Event::Rejected { qpn: None, .. }
-            | Event::TimedOut { qpn: None, .. }
             | Event::Dropped { qpn: None, .. }
             | Event::FirstPacket { .. }
-            | Event::Drained { .. }
-            | Event::Service(_) => {}
+            | Event::Drained { .. } => {}
+            Event::Service(event) => match &event {
+                cm::Event::Resolved { conn, .. } | cm::Event::Unresolved { conn, .. } => {
+                    if let Some(asker) = self.questions.remove(conn) {
+                        wakes.later(move || drop(asker.send(event)));
+                    }
+                }
+                _ => {}
+            },
             _ => {}
         }
     }

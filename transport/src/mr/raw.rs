@@ -309,12 +309,73 @@ fn store_words(words: &[AtomicU64], data: &[u8]) {
     }
 }
 
+/// Loads a first part of `words` to `out`, 16 octets at a time, and says how many words: none where
+/// the processor does not promise that no such load is torn. Those with AVX do, for addresses that
+/// are multiples of 16 (Intel SDM vol. 3A, 9.1.1; AMD64 APM vol. 2, 7.3.2). Twice as fast as words one
+/// by one.
+///
+/// # Safety
+/// As [`load_words`].
+#[cfg(target_arch = "x86_64")]
+unsafe fn load_lines(words: &[AtomicU64], out: *mut u8) -> usize {
+    /// Below this it does not pay.
+    const LEAST: usize = 32;
+    if words.len() < LEAST || !std::arch::is_x86_feature_detected!("avx") {
+        return 0;
+    }
+    // A word in front of a multiple of 16.
+    let odd = usize::from(!words.as_ptr().addr().is_multiple_of(16));
+    if odd == 1 {
+        // SAFETY: one word fits behind `out`.
+        unsafe { out.cast::<u64>().write_unaligned(words[0].load(Ordering::Relaxed)) };
+    }
+    let lines = (words.len() - odd) / 8;
+    let (from, to) = (words.as_ptr().wrapping_add(odd), out.wrapping_add(odd * WORD));
+    // SAFETY: reads `lines` times 64 octets of `words`, from a multiple of 16 on, and writes as many
+    // behind `out`, where they fit. Others may store into `words` meanwhile: the assembler's loads
+    // are no accesses of Rust's, and none of them is torn.
+    unsafe {
+        std::arch::asm!(
+            "2:",
+            "movdqa {a}, xmmword ptr [{from}]",
+            "movdqa {b}, xmmword ptr [{from} + 16]",
+            "movdqa {c}, xmmword ptr [{from} + 32]",
+            "movdqa {d}, xmmword ptr [{from} + 48]",
+            "movdqu xmmword ptr [{to}], {a}",
+            "movdqu xmmword ptr [{to} + 16], {b}",
+            "movdqu xmmword ptr [{to} + 32], {c}",
+            "movdqu xmmword ptr [{to} + 48], {d}",
+            "add {from}, 64",
+            "add {to}, 64",
+            "dec {lines}",
+            "jnz 2b",
+            from = inout(reg) from => _,
+            to = inout(reg) to => _,
+            lines = inout(reg) lines => _,
+            a = out(xmm_reg) _,
+            b = out(xmm_reg) _,
+            c = out(xmm_reg) _,
+            d = out(xmm_reg) _,
+            options(nostack),
+        );
+    }
+    odd + lines * 8
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn load_lines(_: &[AtomicU64], _: *mut u8) -> usize {
+    0
+}
+
 /// Loads `words` to `out`.
 ///
 /// # Safety
 /// The octets of `words` fit behind `out`, which nobody else accesses meanwhile.
 #[inline]
 unsafe fn load_words(words: &[AtomicU64], out: *mut u8) {
+    // SAFETY: as is asked for here.
+    let loaded = unsafe { load_lines(words, out) };
+    let (words, out) = (&words[loaded..], out.wrapping_add(loaded * WORD));
     let (blocks, rest) = words.as_chunks::<8>();
     let mut to = out.cast::<u64>();
     let mut put = |word: &AtomicU64| {

@@ -203,6 +203,16 @@ impl Port {
         Ok(conn)
     }
 
+    /// Gives up a question that [`Port::resolve`] asked; nothing more is told of it. One that is
+    /// answered already is none any more.
+    pub fn forget_question(&mut self, now: Instant, conn: ConnId) {
+        if !self.links.contains_key(&conn) {
+            // Of an unknown one there is nothing to give up.
+            let _ = self.cm.disconnect(now, conn);
+            self.pump(now, None);
+        }
+    }
+
     /// What we say of ourselves to a userdma peer.
     pub fn token(&self) -> Token {
         Token {
