@@ -988,9 +988,7 @@ fn simulated() {
             while let Some(way) =
                 port.poll_transmit(now, &mems[from], Limits::default(), &mut train)
             {
-                let mut octets = Vec::new();
-                train.copy_to(&mems[from], way.scope, &mut octets).expect("its memory");
-                for octets in octets.chunks(train.segment_len()) {
+                for octets in train.octets().chunks(train.segment_len()) {
                     peer.handle_datagram(now, way.from, None, 0, octets, &mems[1 - from]);
                     if from == 0 {
                         raw(out, octets);

@@ -6,7 +6,6 @@ use std::{
 };
 
 use userdma_proto::{
-    mem::Scope,
     roce::{Attributes, Train},
     verbs::{QpType, RemoteAddr, SendFlags, SendOp, SendWr, Sge, UdDest},
     wire::{
@@ -27,10 +26,7 @@ use userdma_proto::{
     },
 };
 
-use crate::{
-    Choices,
-    memory::{KEYS, Recorder},
-};
+use crate::{Choices, memory::KEYS};
 
 /// Unanswered requests that a peer remembers.
 const MOST_ASKED: usize = 64;
@@ -310,10 +306,9 @@ pub(crate) fn icrc(from: SocketAddr, to: SocketAddr, id: Identification, octets:
 /// The packets of a train of ours, which must be good: of one length but the last, whole, of the
 /// form that their opcodes ask for, no longer than `mtu` allows, with the ICRC that the kernel's
 /// headers will make good.
-pub(crate) fn packets(train: &Train, mem: &Recorder, scope: Scope, mtu: u32) -> Vec<Vec<u8>> {
+pub(crate) fn packets(train: &Train, mtu: u32) -> Vec<Vec<u8>> {
     let (from, to) = (train.local().expect("an end"), train.peer().expect("another"));
-    let mut octets = Vec::new();
-    train.copy_to(mem, scope, &mut octets).expect("nothing was revoked since");
+    let octets = train.octets();
     assert_eq!(octets.len(), train.len(), "the parts add up");
     let all: Vec<Vec<u8>> = octets.chunks(train.segment_len()).map(<[u8]>::to_vec).collect();
     assert_eq!(all.len(), train.packets());

@@ -573,7 +573,7 @@ impl<'a> Script<'a> {
             assert!(n < MOST_PACKETS && packets <= MOST_PACKETS, "{packets} packets, and no end");
             let ends = (self.train.local(), self.train.peer());
             assert_eq!(ends, (Some(destination.from), Some(destination.to)));
-            let all = peer::packets(&self.train, &self.mem, destination.scope, 4096);
+            let all = peer::packets(&self.train, 4096);
             for octets in all {
                 self.sent(destination.scope.qpn, destination.to, &octets);
             }

@@ -355,7 +355,7 @@ impl<'a> Script<'a> {
         assert_eq!(self.train.ecn_capable(), config.ecn);
         assert!(self.train.packets() <= config.max_train);
         let mtu = attr.path_mtu.octets();
-        for octets in peer::packets(&self.train, &self.mem, config.scope, mtu) {
+        for octets in peer::packets(&self.train, mtu) {
             let packet = Packet::parse(&octets).expect("it was found good");
             let bth = &packet.headers.bth;
             let info = bth.opcode().info().expect("a known opcode");

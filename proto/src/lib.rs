@@ -29,7 +29,6 @@ extern crate std;
 pub mod dissect;
 pub mod iwarp;
 pub mod mem;
-mod parts;
 pub mod roce;
 #[cfg(feature = "sim")]
 pub mod sim;

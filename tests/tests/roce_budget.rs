@@ -155,10 +155,10 @@ impl World {
         loop {
             let host = &mut self.hosts[i];
             let way = host.port.poll_transmit(self.now, &host.mem, Limits::default(), &mut train);
-            let Some(way) = way else { break };
-            let mut octets = Vec::new();
-            train.copy_to(&host.mem, way.scope, &mut octets).unwrap();
-            for octets in octets.chunks(train.segment_len()) {
+            if way.is_none() {
+                break;
+            }
+            for octets in train.octets().chunks(train.segment_len()) {
                 let packet = Packet::parse(octets).unwrap();
                 let counted = counts(packet.headers.bth.opcode());
                 let loss = self.loss[usize::from(!counted)];

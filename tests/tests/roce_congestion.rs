@@ -111,9 +111,7 @@ impl World {
         for i in 0..2 {
             let (port, mem, way) = (&mut self.ports[i], &self.mem[i], &mut self.ways[i]);
             while let Some(to) = port.poll_transmit(self.now, mem, Limits::default(), &mut train) {
-                let mut octets = Vec::new();
-                train.copy_to(mem, to.scope, &mut octets).unwrap();
-                for octets in octets.chunks(train.segment_len()) {
+                for octets in train.octets().chunks(train.segment_len()) {
                     let opcode = Packet::parse(octets).unwrap().headers.bth.opcode();
                     way.cnps += u64::from(opcode == Opcode::CNP);
                     way.octets += octets.len() as u64;

@@ -291,15 +291,14 @@ impl World {
                 self.collect(side);
                 return;
             }
-            let mut octets = Vec::new();
-            let scope = me.qp.config().scope;
-            self.train.copy_to(&me.mem, scope, &mut octets).expect("sources are valid");
+            let octets = self.train.octets();
             assert_eq!(octets.len(), self.train.len(), "the parts add up");
-            let packets: Vec<_> = octets.chunks(self.train.segment_len()).collect();
+            let packets: Vec<_> =
+                octets.chunks(self.train.segment_len()).map(<[u8]>::to_vec).collect();
             assert_eq!(packets.len(), self.train.packets());
             assert!(packets.len() <= 128 && octets.len() <= 65_507);
             assert_eq!(self.train.peer(), Some(self.ends[1 - side]));
-            for (i, &octets) in packets.iter().enumerate() {
+            for (i, octets) in packets.iter().enumerate() {
                 assert!(icrc_is_good(self.ends[side], self.ends[1 - side], i, octets));
                 self.fly(1 - side, octets);
             }

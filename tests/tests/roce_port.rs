@@ -192,8 +192,7 @@ impl Net {
                 break;
             };
             some = true;
-            let mut octets = Vec::new();
-            train.copy_to(&host.mem, to.scope, &mut octets).expect("sources are valid");
+            let octets = train.octets();
             assert_eq!(octets.len(), train.len());
             assert!(train.packets() <= host.limits.max_packets);
             assert_eq!((to.from, Some(to.to)), (host.addr, train.peer()));
@@ -1232,9 +1231,7 @@ fn rping_of_linux_asks_and_is_answered() {
     let mut train = Train::default();
     let mut transmit = |host: &mut Host| {
         let to = host.port.poll_transmit(now, &host.mem, Limits::default(), &mut train)?;
-        let mut octets = Vec::new();
-        train.copy_to(&host.mem, to.scope, &mut octets).unwrap();
-        Some((to, octets))
+        Some((to, train.octets().to_vec()))
     };
     let (to, rep) = transmit(&mut host).expect("a REP");
     assert_eq!((to.to, to.from), (SocketAddr::new(client.ip(), UDP_PORT), server));

@@ -197,9 +197,7 @@ impl Lab {
     fn sent(&mut self) -> Vec<Out> {
         let (mut all, mut train) = (Vec::new(), Train::default());
         while self.qp.poll_transmit(self.now, &self.mem, usize::MAX, &mut train) {
-            let mut octets = Vec::new();
-            train.copy_to(&self.mem, self.qp.config().scope, &mut octets).unwrap();
-            for octets in octets.chunks(train.segment_len()) {
+            for octets in train.octets().chunks(train.segment_len()) {
                 let packet = Packet::parse(octets).unwrap();
                 packet.check_form().unwrap();
                 all.push(Out { headers: packet.headers, payload: packet.payload.to_vec() });

@@ -107,9 +107,11 @@ impl Lab {
         if !self.qp.poll_transmit(Instant::ZERO, &self.mem, budget, &mut train) {
             return Vec::new();
         }
-        let mut octets = Vec::new();
-        train.copy_to(&self.mem, self.qp.config().scope, &mut octets).unwrap();
-        octets.chunks(train.segment_len()).map(|p| Packet::parse(p).unwrap().headers).collect()
+        train
+            .octets()
+            .chunks(train.segment_len())
+            .map(|p| Packet::parse(p).unwrap().headers)
+            .collect()
     }
 
     /// Opcode and PSN of everything that is to be sent.

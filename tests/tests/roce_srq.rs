@@ -87,9 +87,7 @@ impl Side {
     fn packets(&mut self, now: Instant) -> Vec<Vec<u8>> {
         let (mut all, mut train) = (Vec::new(), Train::default());
         while self.qp.poll_transmit(now, &self.mem, usize::MAX, &mut train) {
-            let mut octets = Vec::new();
-            train.copy_to(&self.mem, self.qp.config().scope, &mut octets).unwrap();
-            all.extend(octets.chunks(train.segment_len()).map(<[u8]>::to_vec));
+            all.extend(train.octets().chunks(train.segment_len()).map(<[u8]>::to_vec));
         }
         all
     }
@@ -380,9 +378,7 @@ fn a_connection_says_that_receives_are_shared() {
     let mut train = Train::default();
     let mut carry = |ports: &mut [Port; 2], from: usize| {
         while let Some(way) = ports[from].poll_transmit(now, &mem, Limits::default(), &mut train) {
-            let mut octets = Vec::new();
-            train.copy_to(&mem, way.scope, &mut octets).unwrap();
-            for packet in octets.chunks(train.segment_len()) {
+            for packet in train.octets().chunks(train.segment_len()) {
                 let parsed = Packet::parse(packet).unwrap();
                 if parsed.headers.bth.opcode() == Opcode::UD_SEND_ONLY {
                     match Mad::parse(parsed.payload).unwrap().cm().unwrap().unwrap() {

@@ -60,9 +60,8 @@ mod startup;
 mod transmit;
 mod types;
 
-pub use crate::parts::Part;
 pub use connection::Connection;
-pub use transmit::Transmit;
+pub use transmit::{Part, Transmit};
 pub use types::{
     CloseReason, Completion, Config, Established, Event, MpaOptions, Request, Role, RtrKinds,
     Shutdown, StartupError, Stats,

@@ -29,9 +29,7 @@
 //! fn carry(now: Instant, from: &mut Qp, to: &mut Qp) {
 //!     let mut train = Train::default();
 //!     while from.poll_transmit(now, &NoMemory, usize::MAX, &mut train) {
-//!         let mut octets = Vec::new();
-//!         train.copy_to(&NoMemory, from.config().scope, &mut octets).unwrap();
-//!         for octets in octets.chunks(train.segment_len()) {
+//!         for octets in train.octets().chunks(train.segment_len()) {
 //!             let packet = &Packet::parse(octets).unwrap();
 //!             let from = train.local().unwrap();
 //!             let received = Received { packet, from, len: octets.len(), ecn: 0 };

@@ -117,20 +117,6 @@ impl Train {
         (self.closed, self.ends, self.ecn) = (false, None, false);
     }
 
-    /// Copies all packets behind one another into `out`: [`Train::octets`].
-    ///
-    /// # Errors
-    /// None.
-    pub fn copy_to<M: Memory + ?Sized>(
-        &self,
-        _mem: &M,
-        _scope: Scope,
-        out: &mut Vec<u8>,
-    ) -> Result<(), AccessError> {
-        out.extend_from_slice(&self.octets);
-        Ok(())
-    }
-
     /// Whether a packet of `len` octets, from `local` to `peer`, may be the next one.
     pub(super) fn takes(
         &self,

@@ -58,9 +58,7 @@
 //! fn carry(now: Instant, from: &mut Port, to: &mut Port) {
 //!     let mut train = Train::default();
 //!     while let Some(way) = from.poll_transmit(now, &NoMemory, Limits::default(), &mut train) {
-//!         let mut octets = Vec::new();
-//!         train.copy_to(&NoMemory, way.scope, &mut octets).unwrap();
-//!         for packet in octets.chunks(train.segment_len()) {
+//!         for packet in train.octets().chunks(train.segment_len()) {
 //!             to.handle_datagram(now, way.from, Some(way.to.ip()), 0, packet, &NoMemory);
 //!         }
 //!     }

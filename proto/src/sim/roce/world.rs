@@ -135,7 +135,6 @@ pub(super) struct World {
     slow: bool,
     fingerprints: bool,
     train: Train,
-    octets: Vec<u8>,
 }
 
 impl World {
@@ -166,7 +165,6 @@ impl World {
             slow: s.slow,
             fingerprints: s.impairments.corrupt.is_some(),
             train: Train::default(),
-            octets: Vec::new(),
         };
         for pair in 0..s.pairs {
             let dice = &mut world.dice;
@@ -354,13 +352,9 @@ impl World {
         let (from, to) = (self.sockets[side], self.sockets[1 - side]);
         let end = &mut self.ends[pair][side];
         while end.qp.poll_transmit(self.now, &end.mem, budget, &mut self.train) {
-            self.octets.clear();
-            let scope = end.qp.config().scope;
-            let copied = self.train.copy_to(&end.mem, scope, &mut self.octets);
-            copied.map_err(|error| refused(pair, side, "its train cannot be read", &error))?;
-            let (len, segment) = (self.train.len(), self.train.segment_len().max(1));
-            let packets = self.octets.chunks(segment);
-            if (self.octets.len(), packets.len()) != (len, self.train.packets()) {
+            let octets = self.train.octets();
+            let packets = octets.chunks(self.train.segment_len().max(1));
+            if (octets.len(), packets.len()) != (self.train.len(), self.train.packets()) {
                 return Err(problem(pair, side, "the parts of a train do not add up"));
             }
             if (self.train.local(), self.train.peer()) != (Some(from), Some(to)) {
