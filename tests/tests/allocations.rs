@@ -3,53 +3,11 @@
 //! The only test of this file: the counter counts the whole process.
 
 mod common;
-
-use std::{
-    alloc::{GlobalAlloc, Layout, System},
-    sync::atomic::{AtomicU64, Ordering},
-};
+mod counting;
 
 use common::*;
-use userdma::{QpInit, RecvWr, SendOp, SendWr, Wc};
-
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: the system's allocator, and a counter beside it.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller promises the same.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller promises the same.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-
-    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller promises the same.
-        unsafe { System.realloc(ptr, layout, size) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-/// Polls both sides until each has its completions.
-fn drive(a: &Side, b: &Side, mut at_a: usize, mut at_b: usize) {
-    let mut wcs = [Wc::default(); 16];
-    while at_a + at_b > 0 {
-        for (side, left) in [(a, &mut at_a), (b, &mut at_b)] {
-            let n = side.cq.poll(&mut wcs);
-            assert!(wcs[..n].iter().all(|wc| wc.status.is_ok()));
-            *left -= n;
-        }
-    }
-}
+use counting::{allocated, drive};
+use userdma::{QpInit, RecvWr, SendOp, SendWr};
 
 #[tokio::test]
 async fn moving_messages_allocates_nothing() {
@@ -70,15 +28,7 @@ async fn moving_messages_allocates_nothing() {
             a.qp.post_send(SendWr::fetch_add(5, ma.slice(0..8), mb.remote(0), 1)).unwrap();
             drive(&a, &b, 3, 0);
         };
-        for _ in 0..50 {
-            round();
-        }
-        let before = ALLOCATIONS.load(Ordering::Relaxed);
-        for _ in 0..50 {
-            round();
-        }
-        let made = ALLOCATIONS.load(Ordering::Relaxed) - before;
-        assert_eq!(made, 0, "in 50 rounds of 68 messages, CRC {crc}");
+        assert_eq!(allocated(50, round), 0, "in 50 rounds of 68 messages, CRC {crc}");
     }
 
     // The same with receives from a shared queue, armed for its limit each time.
@@ -104,13 +54,5 @@ async fn moving_messages_allocates_nothing() {
         drive(&a, &b, 8, 8);
         assert_eq!((srq.posted(), srq.limit()), (0, 0));
     };
-    for _ in 0..50 {
-        round();
-    }
-    let before = ALLOCATIONS.load(Ordering::Relaxed);
-    for _ in 0..50 {
-        round();
-    }
-    let made = ALLOCATIONS.load(Ordering::Relaxed) - before;
-    assert_eq!(made, 0, "in 50 rounds of 8 messages from a shared queue");
+    assert_eq!(allocated(50, round), 0, "in 50 rounds of 8 messages from a shared queue");
 }

@@ -1,29 +1,12 @@
 //! Who makes progress: a program that polls, futures, a task, and all of them at once.
 
 mod common;
+mod either;
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU32, Ordering},
-        mpsc,
-    },
-    thread,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use common::*;
-use userdma::{DeviceOptions, QpInit, RecvWr, SendFlags, SendOp, SendWr, Wc};
-
-/// Polls until there is a completion.
-fn spin(cq: &userdma::Cq) -> Wc {
-    let began = Instant::now();
-    let mut wc = [Wc::default()];
-    while cq.poll(&mut wc) == 0 {
-        assert!(began.elapsed() < LONG, "a completion in time");
-    }
-    wc[0]
-}
+use userdma::{DeviceOptions, QpInit, RecvWr, SendOp, SendWr, Wc};
 
 /// The runtime does nothing while its only thread spins: all progress is made by polling, start to
 /// finish, timers included.
@@ -52,152 +35,34 @@ async fn polling_alone_makes_all_progress() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_polling_thread_and_futures_share_a_queue_pair() {
-    const ROUNDS: u64 = 300;
     let (a, b) = pair().await;
-    let (ma, mb) = (a.mr(1 << 16, 1), b.mr(1 << 16, 2));
-    // b answers by polling, in a thread of its own.
-    let answering = {
-        let (qp, cq, mb) = (b.qp.clone(), b.cq.clone(), mb.clone());
-        for id in 0..2 {
-            qp.post_recv(RecvWr::new(id, [mb.slice(0..8)])).unwrap();
-        }
-        thread::spawn(move || {
-            for _ in 0..ROUNDS {
-                let wc = spin(&cq);
-                assert!(wc.status.is_ok(), "{wc:?}");
-                qp.post_recv(RecvWr::new(wc.id, [mb.slice(0..8)])).unwrap();
-                qp.post_send(SendWr::send(9, [mb.slice(0..8)]).unsignaled()).unwrap();
-            }
-        })
-    };
-    // a asks and awaits, while another task of it READs, and a thread polls its queue.
-    let stop = Arc::new(AtomicBool::new(false));
-    let polling = {
-        let (cq, stop) = (a.cq.clone(), stop.clone());
-        thread::spawn(move || {
-            let mut wcs = [Wc::default(); 8];
-            while !stop.load(Ordering::Relaxed) {
-                assert_eq!(cq.poll(&mut wcs), 0, "awaited work goes to its futures");
-            }
-        })
-    };
-    let reading = {
-        let (qp, ma, place) = (a.qp.clone(), ma.clone(), mb.remote(4096));
-        tokio::spawn(async move {
-            for _ in 0..ROUNDS {
-                qp.read(ma.slice(4096..8192), place).await.unwrap();
-            }
-        })
-    };
-    for n in 0..ROUNDS {
-        ma.write_at(0, &n.to_ne_bytes()).unwrap();
-        // The receive first: the answer may come as soon as the question is out.
-        let (got, sent) = tokio::join!(a.qp.recv(ma.slice(8..16)), a.qp.send(ma.slice(0..8)));
-        sent.unwrap();
-        got.unwrap();
-        assert_eq!(octets(&ma, 8, 8), n.to_ne_bytes());
-    }
-    reading.await.unwrap();
-    stop.store(true, Ordering::Relaxed);
-    polling.join().unwrap();
-    answering.join().unwrap();
-    assert_eq!(octets(&ma, 4096, 4096), octets(&mb, 4096, 4096));
+    either::a_polling_thread_and_futures_share_a_queue_pair(&a, &b).await;
 }
 
 /// A program that spun and stops: the task takes over, at once where somebody awaits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn progress_goes_on_when_polling_stops() {
     let (a, b) = pair().await;
-    let (ma, mb) = (a.mr(4096, 1), b.mr(4096, 2));
-    for round in 0..20 {
-        let mut wcs = [Wc::default(); 4];
-        let until = Instant::now() + Duration::from_millis(3);
-        while Instant::now() < until {
-            assert_eq!(b.cq.poll(&mut wcs), 0);
-        }
-        // One-sided work needs nobody at b.
-        a.qp.read(ma.slice(0..64), mb.remote(64)).await.unwrap();
-        assert_eq!(octets(&ma, 0, 64), octets(&mb, 64, 64));
-        // And a message is awaited right after spinning.
-        b.qp.post_recv(RecvWr::new(round, [mb.slice(0..8)])).unwrap();
-        let ((), wc) =
-            tokio::join!(async { a.qp.send(ma.slice(0..8)).await.unwrap() }, b.done(round));
-        assert_eq!(wc.byte_len, 8);
-    }
+    either::progress_goes_on_when_polling_stops(&a, &b).await;
 }
 
 #[tokio::test]
 async fn without_spinning_futures_sleep_and_are_woken() {
     let options = DeviceOptions { spin: Duration::ZERO, ..quick() };
     let (a, b) = pair_with("127.0.0.1", options, |_| {}).await;
-    let (ma, mb) = (a.mr(1 << 20, 1), b.mr(1 << 20, 2));
-    for _ in 0..20 {
-        a.qp.write(ma.slice(0..1 << 20), mb.remote(0)).await.unwrap();
-        a.qp.read(ma.slice(0..4096), mb.remote(8192)).await.unwrap();
-        let (got, sent) = tokio::join!(b.qp.recv(mb.slice(0..99)), a.qp.send(ma.slice(0..99)));
-        sent.unwrap();
-        got.unwrap();
-    }
+    either::without_spinning_futures_sleep_and_are_woken(&a, &b).await;
 }
 
 #[tokio::test]
 async fn a_cancelled_next_takes_nothing() {
     let (a, b) = pair().await;
-    for id in 0..50 {
-        b.qp.post_recv(RecvWr::new(id, [])).unwrap();
-    }
-    let mut got = Vec::new();
-    for id in 0..50 {
-        a.qp.post_send(SendWr::send(id, []).unsignaled()).unwrap();
-        // Cancelled at any stage: before, while and after it arrives.
-        for patience in 0..3 {
-            let wait = Duration::from_micros(patience * 20 + id);
-            if let Ok(wc) = tokio::time::timeout(wait, b.cq.next()).await {
-                got.push(wc.unwrap().id);
-            }
-        }
-    }
-    while got.len() < 50 {
-        got.push(b.wc().await.id);
-    }
-    assert_eq!(got, (0..50).collect::<Vec<_>>());
+    either::a_cancelled_next_takes_nothing(&a, &b).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_armed_queue_wakes_who_sleeps() {
     let (a, b) = pair().await;
-    // As a C program does: sleep on something that the hook writes to.
-    let (tx, rx) = mpsc::channel();
-    let events = Arc::new(AtomicU32::new(0));
-    let counted = events.clone();
-    b.cq.on_event(move || {
-        counted.fetch_add(1, Ordering::Relaxed);
-        let _ = tx.send(());
-    });
-    for id in 0..6 {
-        b.qp.post_recv(RecvWr::new(id, [])).unwrap();
-    }
-    b.cq.arm(false);
-    a.qp.post_send(SendWr::send(0, [])).unwrap();
-    let rx = tokio::task::spawn_blocking(move || {
-        rx.recv_timeout(LONG).unwrap();
-        rx
-    })
-    .await
-    .unwrap();
-    b.done(0).await;
-    b.cq.notified().await;
-
-    // Only what is solicited.
-    b.cq.arm(true);
-    a.qp.post_send(SendWr::send(1, [])).unwrap();
-    b.done(1).await;
-    assert!(rx.try_recv().is_err());
-    a.qp.post_send(SendWr::send(2, []).with_flags(SendFlags::SOLICITED)).unwrap();
-    tokio::time::timeout(LONG, b.cq.notified()).await.unwrap();
-    assert!(b.done(2).await.solicited);
-    tokio::task::spawn_blocking(move || rx.recv_timeout(LONG).unwrap()).await.unwrap();
-    assert_eq!(events.load(Ordering::Relaxed), 2);
+    either::an_armed_queue_wakes_who_sleeps(&a, &b).await;
 }
 
 #[tokio::test]

@@ -3,61 +3,11 @@
 //! The only test of this file: the counter counts the whole process.
 
 mod common;
-
-use std::{
-    alloc::{GlobalAlloc, Layout, System},
-    sync::atomic::{AtomicU64, Ordering},
-};
+mod counting;
 
 use common::*;
-use userdma::{QpInit, RecvWr, SendOp, SendWr, Wc};
-
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: the system's allocator, and a counter beside it.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller promises the same.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller promises the same.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-
-    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller promises the same.
-        unsafe { System.realloc(ptr, layout, size) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-/// Polls both sides until each has its completions.
-fn drive(a: &Side, b: &Side, mut at_a: usize, mut at_b: usize) {
-    let mut wcs = [Wc::default(); 16];
-    while at_a + at_b > 0 {
-        for (side, left) in [(a, &mut at_a), (b, &mut at_b)] {
-            let n = side.cq.poll(&mut wcs);
-            assert!(wcs[..n].iter().all(|wc| wc.status.is_ok()));
-            *left -= n;
-        }
-    }
-}
-
-/// What `round` allocates in so many rounds, once it has run as often.
-fn allocated(rounds: usize, round: impl Fn()) -> u64 {
-    (0..rounds).for_each(|_| round());
-    let before = ALLOCATIONS.load(Ordering::Relaxed);
-    (0..rounds).for_each(|_| round());
-    ALLOCATIONS.load(Ordering::Relaxed) - before
-}
+use counting::{allocated, drive};
+use userdma::{QpInit, RecvWr, SendOp, SendWr};
 
 #[tokio::test]
 async fn moving_messages_over_udp_allocates_nothing() {
@@ -96,9 +46,7 @@ async fn moving_messages_over_udp_allocates_nothing() {
 
     // The same with receives from a shared queue, armed for its limit each time.
     let there = quick().open("udp://127.0.0.1:0").unwrap();
-    let mut options = quick();
-    options.roce.peer_udp_port = there.udp_addr().unwrap().port();
-    let here = options.open("udp://127.0.0.1:0").unwrap();
+    let here = toward(&there, "127.0.0.1", quick());
     let listener = there.listen(Some(0)).await.unwrap();
     let addr = listener.local_addr().to_string();
     let (pd, cq) = (there.alloc_pd().unwrap(), there.create_cq(64).unwrap());

@@ -149,10 +149,8 @@ async fn a_capture_of_an_unspecified_address() {
     let file = Scratch::new("any");
     let there = capturing(&file).open("udp://0.0.0.0:0").unwrap();
     let listener = there.listen(Some(0)).await.unwrap();
-    let mut options = quick();
     let port = there.udp_addr().unwrap().port();
-    options.roce.peer_udp_port = port;
-    let here = options.open("udp://127.0.0.1:0").unwrap();
+    let here = toward(&there, "127.0.0.1", quick());
     let [a, b] =
         [&here, &there].map(|device| (device.alloc_pd().unwrap(), device.create_cq(64).unwrap()));
     let init = |cq| userdma::QpInit::new(cq);

@@ -44,9 +44,8 @@ impl Host {
     }
 
     /// One that connects to `peer`.
-    fn toward(peer: &Device, mut options: DeviceOptions, host: &str) -> Self {
-        options.roce.peer_udp_port = peer.udp_addr().unwrap().port();
-        Self::new(options, host)
+    fn toward(peer: &Device, options: DeviceOptions, host: &str) -> Self {
+        Self::of(toward(peer, host, options))
     }
 
     fn init(&self) -> QpInit {
@@ -1101,9 +1100,7 @@ async fn the_calling_program_needs_no_runtime() {
     let program = std::thread::spawn(move || {
         let options = DeviceOptions { runtime: Some(handle), ..quick() };
         let there = options.clone().open("udp://127.0.0.1:0").unwrap();
-        let mut options = options;
-        options.roce.peer_udp_port = there.udp_addr().unwrap().port();
-        let here = options.open("udp://127.0.0.1:0").unwrap();
+        let here = toward(&there, "127.0.0.1", options);
         let sides = [&there, &here]
             .map(|device| (device.alloc_pd().unwrap(), device.create_cq(8).unwrap()));
         block_on(async {

@@ -57,11 +57,10 @@ async fn until(mut done: impl FnMut() -> bool, what: &str) {
 }
 
 fn a_device(peer: Option<&Device>) -> (Device, Pd) {
-    let mut options = quick();
-    if let Some(peer) = peer {
-        options.roce.peer_udp_port = peer.udp_addr().unwrap().port();
-    }
-    let device = options.open("udp://127.0.0.1:0").unwrap();
+    let device = match peer {
+        Some(peer) => toward(peer, "127.0.0.1", quick()),
+        None => quick().open("udp://127.0.0.1:0").unwrap(),
+    };
     let pd = device.alloc_pd().unwrap();
     (device, pd)
 }

@@ -1,6 +1,7 @@
 //! Who makes progress over UDP: a program that polls, futures, a task, and all of them at once.
 
 mod common;
+mod either;
 
 use std::{
     future::Future,
@@ -14,17 +15,7 @@ use std::{
 };
 
 use common::*;
-use userdma::{CloseReason, Device, DeviceOptions, QpInit, RecvWr, SendFlags, SendOp, SendWr, Wc};
-
-/// Polls until there is a completion.
-fn spin(cq: &userdma::Cq) -> Wc {
-    let began = Instant::now();
-    let mut wc = [Wc::default()];
-    while cq.poll(&mut wc) == 0 {
-        assert!(began.elapsed() < LONG, "a completion in time");
-    }
-    wc[0]
-}
+use userdma::{CloseReason, Device, DeviceOptions, QpInit, RecvWr, SendOp, SendWr, Wc};
 
 /// Polls both queues until each has given `count` completions.
 fn spin_both(a: &Side, b: &Side, count: usize) -> [Vec<Wc>; 2] {
@@ -129,78 +120,15 @@ async fn a_poller_that_stops_does_not_strand_its_peer() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_polling_thread_and_futures_share_a_queue_pair() {
-    const ROUNDS: u64 = 300;
     let (a, b) = patient_pair(quick()).await;
-    let (ma, mb) = (a.mr(1 << 16, 1), b.mr(1 << 16, 2));
-    // b answers by polling, in a thread of its own.
-    let answering = {
-        let (qp, cq, mb) = (b.qp.clone(), b.cq.clone(), mb.clone());
-        for id in 0..2 {
-            qp.post_recv(RecvWr::new(id, [mb.slice(0..8)])).unwrap();
-        }
-        thread::spawn(move || {
-            for _ in 0..ROUNDS {
-                let wc = spin(&cq);
-                assert!(wc.status.is_ok(), "{wc:?}");
-                qp.post_recv(RecvWr::new(wc.id, [mb.slice(0..8)])).unwrap();
-                qp.post_send(SendWr::send(9, [mb.slice(0..8)]).unsignaled()).unwrap();
-            }
-        })
-    };
-    // a asks and awaits, while another task of it READs, and a thread polls its queue.
-    let stop = Arc::new(AtomicBool::new(false));
-    let polling = {
-        let (cq, stop) = (a.cq.clone(), stop.clone());
-        thread::spawn(move || {
-            let mut wcs = [Wc::default(); 8];
-            while !stop.load(Ordering::Relaxed) {
-                assert_eq!(cq.poll(&mut wcs), 0, "awaited work goes to its futures");
-            }
-        })
-    };
-    let reading = {
-        let (qp, ma, place) = (a.qp.clone(), ma.clone(), mb.remote(4096));
-        tokio::spawn(async move {
-            for _ in 0..ROUNDS {
-                qp.read(ma.slice(4096..8192), place).await.unwrap();
-            }
-        })
-    };
-    for n in 0..ROUNDS {
-        ma.write_at(0, &n.to_ne_bytes()).unwrap();
-        // The receive first: the answer may come as soon as the question is out.
-        let (got, sent) = tokio::join!(a.qp.recv(ma.slice(8..16)), a.qp.send(ma.slice(0..8)));
-        sent.unwrap();
-        got.unwrap();
-        assert_eq!(octets(&ma, 8, 8), n.to_ne_bytes());
-    }
-    reading.await.unwrap();
-    stop.store(true, Ordering::Relaxed);
-    polling.join().unwrap();
-    answering.join().unwrap();
-    assert_eq!(octets(&ma, 4096, 4096), octets(&mb, 4096, 4096));
+    either::a_polling_thread_and_futures_share_a_queue_pair(&a, &b).await;
 }
 
 /// A program that spun and stops: the task takes over, at once where somebody awaits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn progress_goes_on_when_polling_stops() {
     let (a, b) = patient_pair(quick()).await;
-    let (ma, mb) = (a.mr(4096, 1), b.mr(4096, 2));
-    for round in 0..20 {
-        let mut wcs = [Wc::default(); 4];
-        let until = Instant::now() + Duration::from_millis(3);
-        while Instant::now() < until {
-            assert_eq!(b.cq.poll(&mut wcs), 0);
-        }
-        // One-sided work needs nobody at b.
-        a.qp.read(ma.slice(0..64), mb.remote(64)).await.unwrap();
-        assert_eq!(octets(&ma, 0, 64), octets(&mb, 64, 64));
-        // And a message is awaited right after spinning.
-        b.qp.post_recv(RecvWr::new(round, [mb.slice(0..8)])).unwrap();
-        let ((), wc) =
-            tokio::join!(async { a.qp.send(ma.slice(0..8)).await.unwrap() }, b.done(round));
-        assert_eq!(wc.byte_len, 8);
-    }
+    either::progress_goes_on_when_polling_stops(&a, &b).await;
 }
 
 /// One queue pair is polled, another of the same socket is awaited: neither starves the other.
@@ -251,80 +179,19 @@ async fn a_poller_and_a_sleeper_share_a_socket() {
 async fn without_spinning_futures_sleep_and_are_woken() {
     let options = DeviceOptions { spin: Duration::ZERO, ..quick() };
     let (a, b) = patient_pair(options).await;
-    let (ma, mb) = (a.mr(1 << 20, 1), b.mr(1 << 20, 2));
-    for _ in 0..20 {
-        a.qp.write(ma.slice(0..1 << 20), mb.remote(0)).await.unwrap();
-        a.qp.read(ma.slice(0..4096), mb.remote(8192)).await.unwrap();
-        let (got, sent) = tokio::join!(b.qp.recv(mb.slice(0..99)), a.qp.send(ma.slice(0..99)));
-        sent.unwrap();
-        got.unwrap();
-    }
+    either::without_spinning_futures_sleep_and_are_woken(&a, &b).await;
 }
 
 #[tokio::test]
 async fn a_cancelled_next_takes_nothing() {
     let (a, b) = roce_pair().await;
-    for id in 0..50 {
-        b.qp.post_recv(RecvWr::new(id, [])).unwrap();
-    }
-    let mut got = Vec::new();
-    for id in 0..50 {
-        a.qp.post_send(SendWr::send(id, []).unsignaled()).unwrap();
-        // Cancelled at any stage: before, while and after it arrives.
-        for patience in 0..3 {
-            let wait = Duration::from_micros(patience * 20 + id);
-            if let Ok(wc) = tokio::time::timeout(wait, b.cq.next()).await {
-                got.push(wc.unwrap().id);
-            }
-        }
-    }
-    while got.len() < 50 {
-        got.push(b.wc().await.id);
-    }
-    assert_eq!(got, (0..50).collect::<Vec<_>>());
+    either::a_cancelled_next_takes_nothing(&a, &b).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_armed_queue_wakes_who_sleeps() {
     let (a, b) = roce_pair().await;
-    // As a C program does: sleep on something that the hook writes to.
-    let (tx, rx) = mpsc::channel();
-    let events = Arc::new(AtomicU32::new(0));
-    let counted = events.clone();
-    b.cq.on_event(move || {
-        counted.fetch_add(1, Ordering::Relaxed);
-        let _ = tx.send(());
-    });
-    for id in 0..6 {
-        b.qp.post_recv(RecvWr::new(id, [])).unwrap();
-    }
-    // Right after spinning: the task has let go of the socket, and takes it back.
-    let mut wcs = [Wc::default()];
-    let until = Instant::now() + Duration::from_millis(5);
-    while Instant::now() < until {
-        assert_eq!(b.cq.poll(&mut wcs), 0);
-    }
-    b.cq.arm(false);
-    a.qp.post_send(SendWr::send(0, [])).unwrap();
-    let rx = tokio::task::spawn_blocking(move || {
-        rx.recv_timeout(LONG).unwrap();
-        rx
-    })
-    .await
-    .unwrap();
-    b.done(0).await;
-    b.cq.notified().await;
-
-    // Only what is solicited.
-    b.cq.arm(true);
-    a.qp.post_send(SendWr::send(1, [])).unwrap();
-    b.done(1).await;
-    assert!(rx.try_recv().is_err());
-    a.qp.post_send(SendWr::send(2, []).with_flags(SendFlags::SOLICITED)).unwrap();
-    tokio::time::timeout(LONG, b.cq.notified()).await.unwrap();
-    assert!(b.done(2).await.solicited);
-    tokio::task::spawn_blocking(move || rx.recv_timeout(LONG).unwrap()).await.unwrap();
-    assert_eq!(events.load(Ordering::Relaxed), 2);
+    either::an_armed_queue_wakes_who_sleeps(&a, &b).await;
 }
 
 #[tokio::test]
@@ -332,9 +199,7 @@ async fn two_queues_each_get_their_own() {
     let device = quick().open("udp://127.0.0.1:0").unwrap();
     let listener = device.listen(Some(0)).await.unwrap();
     let addr = listener.local_addr().to_string();
-    let mut options = quick();
-    options.roce.peer_udp_port = device.udp_addr().unwrap().port();
-    let here = options.open("udp://127.0.0.1:0").unwrap();
+    let here = toward(&device, "127.0.0.1", quick());
     let pd = device.alloc_pd().unwrap();
     let (sends, recvs) = (device.create_cq(16).unwrap(), device.create_cq(16).unwrap());
     let init = || QpInit { recv_cq: recvs.clone(), ..QpInit::new(&sends) };
@@ -409,9 +274,7 @@ fn wakers_may_come_back() {
     thread::spawn(move || {
         let options = DeviceOptions { runtime: Some(handle), spin: Duration::ZERO, ..quick() };
         let there = options.clone().open("udp://127.0.0.1:0").unwrap();
-        let mut toward = options;
-        toward.roce.peer_udp_port = there.udp_addr().unwrap().port();
-        let here = toward.open("udp://127.0.0.1:0").unwrap();
+        let here = toward(&there, "127.0.0.1", options);
         let nosy = Arc::new(Nosy {
             thread: thread::current(),
             devices: vec![here.clone(), there.clone()],

@@ -35,9 +35,7 @@ const PIECE: usize = 4096;
 impl Server {
     async fn new(max_wr: usize, depth: usize) -> Self {
         let device = quick().open("udp://127.0.0.1:0").unwrap();
-        let mut options = quick();
-        options.roce.peer_udp_port = device.udp_addr().unwrap().port();
-        let clients = options.open("udp://127.0.0.1:0").unwrap();
+        let clients = toward(&device, "127.0.0.1", quick());
         let listener = device.listen(Some(0)).await.unwrap();
         let addr = listener.local_addr().to_string();
         let pd = device.alloc_pd().unwrap();

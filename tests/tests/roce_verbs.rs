@@ -1,14 +1,11 @@
 //! Work requests of every kind over real UDP sockets: what arrives, what completes, and how.
 
 mod common;
+mod either;
 
 use std::{
-    future::Future,
     net::{SocketAddr, UdpSocket},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::atomic::Ordering,
     thread,
     time::{Duration, Instant},
 };
@@ -290,62 +287,17 @@ async fn settings_out_of_range_are_refused() {
 #[tokio::test]
 async fn the_async_face_gives_each_result_to_its_future() {
     let (a, b) = roce_pair().await;
-    let (ma, mb) = (a.mr(4096, 1), b.mr(4096, 2));
-    let echo = async {
-        let wc = b.qp.recv(mb.slice(0..100)).await.unwrap();
-        assert_eq!(wc.byte_len, 40);
-        b.qp.send(mb.slice(0..40)).await.unwrap();
-    };
-    let ask = async {
-        let (got, sent) = tokio::join!(a.qp.recv(ma.slice(1000..2000)), a.qp.send(ma.slice(0..40)));
-        sent.unwrap();
-        assert_eq!(got.unwrap().byte_len, 40);
-    };
-    tokio::join!(echo, ask);
-    assert_eq!(octets(&ma, 1000, 40), octets(&ma, 0, 40));
-
-    a.qp.write(ma.slice(0..64), mb.remote(512)).await.unwrap();
-    assert_eq!(octets(&mb, 512, 64), octets(&ma, 0, 64));
-    a.qp.read(ma.slice(2048..2112), mb.remote(512)).await.unwrap();
-    assert_eq!(octets(&ma, 2048, 64), octets(&ma, 0, 64));
-    mb.store_u64(0, 5, Ordering::Relaxed);
-    assert_eq!(a.qp.fetch_add(mb.remote(0), 10).await.unwrap(), 5);
-    assert_eq!(a.qp.cmp_swap(mb.remote(0), 15, 1).await.unwrap(), 15);
-    assert_eq!(mb.load_u64(0, Ordering::Relaxed), 1);
-
-    // Unsignalled work is awaited all the same.
-    a.qp.submit(SendWr::inline(0, SendOp::Write(mb.remote(8)), b"x").unsignaled()).await.unwrap();
-
-    // Lent buffers come back, cut to what came.
-    let ((sent, ok), (got, wc)) =
-        tokio::join!(a.qp.send_lent(pattern(100_000, 3)), b.qp.recv_lent(vec![0; 200_000]));
-    ok.unwrap();
-    assert_eq!(wc.unwrap().byte_len, 100_000);
-    assert!(sent == pattern(100_000, 3) && got == sent);
-    let ((_, ok), (got, wc)) = tokio::join!(a.qp.send_lent(Vec::new()), b.qp.recv_lent(Vec::new()));
-    ok.unwrap();
-    assert_eq!((wc.unwrap().byte_len, got.len()), (0, 0));
-
-    assert_eq!(a.cq.poll(&mut [Wc::default()]), 0, "nothing of it went to the queue");
-    assert_eq!(b.cq.poll(&mut [Wc::default()]), 0);
+    // A WRITE completes when it is placed.
+    let (ma, mb) = (a.mr(64, 1), b.mr(64, 2));
+    a.qp.write(ma.slice(0..64), mb.remote(0)).await.unwrap();
+    assert_eq!(octets(&mb, 0, 64), octets(&ma, 0, 64));
+    either::the_async_face_gives_each_result_to_its_future(&a, &b).await;
 }
 
 #[tokio::test]
 async fn a_dropped_future_leaves_its_operation_going() {
     let (a, b) = roce_pair().await;
-    // The receive is posted, its future is dropped: the SEND still has a place to go.
-    {
-        let mut recv = Box::pin(b.qp.recv_lent(vec![0; 64]));
-        let poll = std::future::poll_fn(|cx| std::task::Poll::Ready(recv.as_mut().poll(cx)));
-        assert!(poll.await.is_pending());
-    }
-    let (_, sent) = a.qp.send_lent(b"lost".to_vec()).await;
-    sent.unwrap();
-    let ((_, sent), (got, wc)) =
-        tokio::join!(a.qp.send_lent(b"found".to_vec()), b.qp.recv_lent(vec![0; 64]));
-    sent.unwrap();
-    wc.unwrap();
-    assert_eq!(got, b"found");
+    either::a_dropped_future_leaves_its_operation_going(&a, &b).await;
     assert_eq!(b.pd.table().regions(), 0, "lent memory is given back");
 }
 
@@ -353,19 +305,7 @@ async fn a_dropped_future_leaves_its_operation_going() {
 async fn unsignalled_work_completes_silently_and_in_order() {
     let wide = |init: &mut QpInit| init.max_send_wr = 600;
     let (a, b) = roce_pair_with("127.0.0.1", [quick(), quick()], wide).await;
-    let (ma, mb) = (a.mr(8192, 1), b.mr(8192, 0));
-    let batch = (0..512).map(|i| {
-        let at = i * 8;
-        let wr = SendWr::write(i as u64, [ma.slice(at..at + 8)], mb.remote(at));
-        if i % 100 == 99 { wr } else { wr.unsignaled() }
-    });
-    a.qp.post_send_batch(batch).unwrap();
-    for id in [99, 199, 299, 399, 499] {
-        a.done(id).await;
-    }
-    barrier(&a, &b).await;
-    assert_eq!(octets(&mb, 0, 4096), octets(&ma, 0, 4096));
-    assert_eq!(a.cq.poll(&mut [Wc::default()]), 0);
+    either::unsignalled_work_completes_silently_and_in_order(&a, &b).await;
 }
 
 #[tokio::test]
@@ -665,9 +605,7 @@ async fn an_overflowing_queue_ends_its_queue_pairs_and_loses_nothing() {
     let small = b.device.create_cq(4).unwrap();
     let listener = a.device.listen(Some(0)).await.unwrap();
     let addr = listener.local_addr().to_string();
-    let mut options = quick();
-    options.roce.peer_udp_port = a.device.udp_addr().unwrap().port();
-    let here = options.open("udp://127.0.0.1:0").unwrap();
+    let here = toward(&a.device, "127.0.0.1", quick());
     let pd = here.alloc_pd().unwrap();
     let connect = async { here.connect(&addr, &pd, QpInit::new(&small), b"").await.unwrap() };
     let accept =
@@ -702,101 +640,28 @@ async fn an_overflowing_queue_ends_its_queue_pairs_and_loses_nothing() {
 /// Both sides WRITE and READ much more than the sockets hold, at the same time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn both_directions_at_once_do_not_block_each_other() {
-    const LEN: usize = 1 << 20;
     // A busy machine takes its time for so much.
     let patient = |init: &mut QpInit| init.timeout = 18;
     let (a, b) = roce_pair_with("127.0.0.1", [quick(), quick()], patient).await;
-    let (ma, mb) = (a.mr(4 * LEN, 1), b.mr(4 * LEN, 2));
-    let work = |side: &Side, own: &Mr, place: RemoteAddr| {
-        let (qp, own) = (side.qp.clone(), own.clone());
-        tokio::spawn(async move {
-            let at = |offset: usize| RemoteAddr::new(place.addr + offset as u64, place.rkey);
-            for _ in 0..20 {
-                // From our first quarter to its second, from its first to our third.
-                let (wrote, read) = tokio::join!(
-                    qp.write(own.slice(0..LEN), at(LEN)),
-                    qp.read(own.slice(2 * LEN..3 * LEN), at(0)),
-                );
-                wrote.unwrap();
-                read.unwrap();
-            }
-        })
-    };
-    let (wa, wb) = (work(&a, &ma, mb.remote(0)), work(&b, &mb, ma.remote(0)));
-    let both = async { tokio::join!(wa, wb) };
-    let (wa, wb) = tokio::time::timeout(LONG, both).await.expect("no deadlock");
-    wa.unwrap();
-    wb.unwrap();
-    for (here, there) in [(&ma, &mb), (&mb, &ma)] {
-        let theirs = octets(there, 0, LEN);
-        assert!(octets(here, LEN, LEN) == theirs, "what it wrote");
-        assert!(octets(here, 2 * LEN, LEN) == theirs, "what we read");
-    }
+    either::both_directions_at_once_do_not_block_each_other(&a, &b, async {}).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reads_of_changing_memory_never_break_the_icrc() {
     let (a, b) = roce_pair().await;
-    let len = 200_000;
-    let (ma, mb) = (a.mr(len, 1), b.mr(len, 2));
-    let stop = Arc::new(AtomicBool::new(false));
-    let storing = {
-        let (mb, stop) = (mb.clone(), stop.clone());
-        thread::spawn(move || {
-            let mut n = 0u64;
-            while !stop.load(Ordering::Relaxed) {
-                for at in (0..len).step_by(8) {
-                    mb.store_u64(at, n, Ordering::Relaxed);
-                }
-                n += 1;
-            }
-        })
-    };
-    let (mut reads, mut changed, mut before) = (0, 0, 0);
-    while reads < 200 || changed < 20 {
-        a.qp.read(ma.slice(0..len), mb.remote(0)).await.unwrap();
-        let now = ma.load_u64(len - 8, Ordering::Relaxed);
-        reads += 1;
-        changed += u32::from(now != before);
-        before = now;
-    }
-    stop.store(true, Ordering::Relaxed);
-    storing.join().unwrap();
+    either::reads_of_changing_memory(&a, &b).await;
     assert_eq!(a.device.roce_stats().unwrap().port.icrc_bad, 0);
-    assert_eq!((a.qp.state(), b.qp.state()), (QpState::Rts, QpState::Rts));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_deregister_a_writing_peer_changes_nothing() {
     let (a, b) = roce_pair().await;
-    let len = 1 << 20;
-    let ma = a.mr(len, 1);
-    let mb = b.pd.register(Region::from_vec(vec![0; len]), all()).unwrap();
-    let place = mb.remote(0);
-    let writing = {
-        let qp = a.qp.clone();
-        tokio::spawn(async move {
-            let mut n = 0u64;
-            loop {
-                n += 1;
-                ma.write_at(0, &[n as u8; 4096]).unwrap();
-                if qp.write(ma.slice(0..len), place).await.is_err() {
-                    return n;
-                }
-            }
-        })
+    let ended = async {
+        let access = Syndrome::Nak(NakCode::REMOTE_ACCESS);
+        assert_eq!(b.qp.closed().await, CloseReason::NakSent(access));
+        assert_eq!(a.qp.closed().await, CloseReason::WorkFailed);
     };
-    while octets(&mb, 0, 1) == [0] || octets(&mb, 0, 1) == [1] {
-        tokio::task::yield_now().await;
-    }
-    // Deregisters while WRITEs pour in, and gives the memory back for looking at it.
-    let mut memory = mb.into_vec().unwrap();
-    memory.fill(0xee);
-    let access = Syndrome::Nak(NakCode::REMOTE_ACCESS);
-    assert_eq!(b.qp.closed().await, CloseReason::NakSent(access));
-    assert_eq!(a.qp.closed().await, CloseReason::WorkFailed);
-    assert!(writing.await.unwrap() >= 2);
-    assert!(memory.iter().all(|&octet| octet == 0xee));
+    either::after_deregister_a_writing_peer_changes_nothing(&a, &b, ended).await;
 }
 
 /// One thread: nobody else acknowledges what this one sends.

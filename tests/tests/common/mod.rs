@@ -1,7 +1,7 @@
 //! Two connected queue pairs, and how to wait for their completions.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use userdma::{
     Access, Cq, Device, DeviceOptions, Listener, Mr, Pd, Qp, QpInit, RecvWr, Region, SendWr, Wc,
@@ -57,6 +57,16 @@ impl Side {
     }
 }
 
+/// Polls until there is a completion.
+pub(crate) fn spin(cq: &Cq) -> Wc {
+    let began = Instant::now();
+    let mut wc = [Wc::default()];
+    while cq.poll(&mut wc) == 0 {
+        assert!(began.elapsed() < LONG, "a completion in time");
+    }
+    wc[0]
+}
+
 /// Octets that differ from their neighbours for a long way.
 pub(crate) fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len)
@@ -84,6 +94,34 @@ pub(crate) async fn listening(host: &str, options: DeviceOptions) -> (Device, Li
     (device, listener, addr)
 }
 
+/// A queue pair of `here` that connects to `addr`, and the one of `there` that its listener makes.
+async fn connected(
+    here: &Device,
+    there: &Device,
+    listener: &Listener,
+    addr: &str,
+    settings: impl Fn(&mut QpInit),
+) -> (Side, Side) {
+    let parts = |device: &Device| {
+        let (pd, cq) = (device.alloc_pd().unwrap(), device.create_cq(1024).unwrap());
+        let mut init = QpInit::new(&cq);
+        settings(&mut init);
+        (pd, cq, init)
+    };
+    let responder = async {
+        let (pd, cq, init) = parts(there);
+        let request = listener.accept().await.unwrap();
+        let qp = request.accept(&pd, init, b"").await.unwrap();
+        Side { device: there.clone(), pd, cq, qp }
+    };
+    let initiator = async {
+        let (pd, cq, init) = parts(here);
+        let qp = here.connect(addr, &pd, init, b"").await.unwrap();
+        Side { device: here.clone(), pd, cq, qp }
+    };
+    tokio::join!(initiator, responder)
+}
+
 /// Two connected queue pairs: the initiator and the responder. `settings` adapts the defaults.
 pub(crate) async fn pair_with(
     host: &str,
@@ -92,22 +130,7 @@ pub(crate) async fn pair_with(
 ) -> (Side, Side) {
     let (device, listener, addr) = listening(host, options.clone()).await;
     let here = options.open(&format!("tcp://{host}:0")).unwrap();
-    let responder = async {
-        let (pd, cq) = (device.alloc_pd().unwrap(), device.create_cq(1024).unwrap());
-        let mut init = QpInit::new(&cq);
-        settings(&mut init);
-        let request = listener.accept().await.unwrap();
-        let qp = request.accept(&pd, init, b"").await.unwrap();
-        Side { device: device.clone(), pd, cq, qp }
-    };
-    let initiator = async {
-        let (pd, cq) = (here.alloc_pd().unwrap(), here.create_cq(1024).unwrap());
-        let mut init = QpInit::new(&cq);
-        settings(&mut init);
-        let qp = here.connect(&addr, &pd, init, b"").await.unwrap();
-        Side { device: here.clone(), pd, cq, qp }
-    };
-    tokio::join!(initiator, responder)
+    connected(&here, &device, &listener, &addr, settings).await
 }
 
 /// Two connected queue pairs on IPv4 with the defaults.
@@ -122,6 +145,12 @@ pub(crate) async fn barrier(from: &Side, to: &Side) {
     to.done(u64::MAX).await;
 }
 
+/// A device at a free UDP port of `host` whose peers are at the port of `peer`.
+pub(crate) fn toward(peer: &Device, host: &str, mut options: DeviceOptions) -> Device {
+    options.roce.peer_udp_port = peer.udp_addr().unwrap().port();
+    options.open(&format!("udp://{host}:0")).unwrap()
+}
+
 /// Two connected queue pairs over UDP, each device at a port of its own.
 pub(crate) async fn roce_pair_with(
     host: &str,
@@ -131,26 +160,9 @@ pub(crate) async fn roce_pair_with(
     let [initiating, responding] = options;
     let device = responding.open(&format!("udp://{host}:0")).unwrap();
     let listener = device.listen(Some(0)).await.unwrap();
-    let mut initiating = initiating;
-    initiating.roce.peer_udp_port = device.udp_addr().unwrap().port();
-    let here = initiating.open(&format!("udp://{host}:0")).unwrap();
+    let here = toward(&device, host, initiating);
     let addr = listener.local_addr().to_string();
-    let responder = async {
-        let (pd, cq) = (device.alloc_pd().unwrap(), device.create_cq(1024).unwrap());
-        let mut init = QpInit::new(&cq);
-        settings(&mut init);
-        let request = listener.accept().await.unwrap();
-        let qp = request.accept(&pd, init, b"").await.unwrap();
-        Side { device: device.clone(), pd, cq, qp }
-    };
-    let initiator = async {
-        let (pd, cq) = (here.alloc_pd().unwrap(), here.create_cq(1024).unwrap());
-        let mut init = QpInit::new(&cq);
-        settings(&mut init);
-        let qp = here.connect(&addr, &pd, init, b"").await.unwrap();
-        Side { device: here.clone(), pd, cq, qp }
-    };
-    tokio::join!(initiator, responder)
+    connected(&here, &device, &listener, &addr, settings).await
 }
 
 /// Two connected queue pairs over UDP on IPv4 with the defaults.
