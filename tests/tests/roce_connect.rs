@@ -1118,6 +1118,10 @@ async fn the_calling_program_needs_no_runtime() {
             sent.unwrap();
             assert_eq!(got, b"hello");
             assert_eq!(qp.disconnect().await, CloseReason::Graceful);
+            let server = pd.create_qp(QpInit::new(cq).kind(QpType::Ud)).unwrap();
+            let service = there.listen_datagrams(Some(0), &server, QKey(1), b"").unwrap();
+            let addr = format!("localhost:{}", service.local_addr().port());
+            assert_eq!(here.resolve(&addr, b"").await.unwrap().dest.qpn, server.qpn());
         });
     });
     tokio::task::spawn_blocking(move || program.join().unwrap()).await.unwrap();

@@ -94,7 +94,7 @@ impl Device {
     pub async fn resolve(&self, peer: &str, private_data: &[u8]) -> Result<UdService> {
         let engine = self.engine()?;
         let mut last = Error::State("the peer's name has no address");
-        for peer in HostPort::parse(peer)?.resolve(DEFAULT_PORT).await? {
+        for peer in self.look_up(HostPort::parse(peer)?).await? {
             match engine.resolve(peer, private_data, self.patience()).await {
                 Ok(service) => return Ok(service),
                 Err(e @ Error::NoService { .. }) => return Err(e),

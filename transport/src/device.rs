@@ -340,6 +340,10 @@ impl Device {
         self.shared.random()
     }
 
+    pub(crate) async fn look_up(&self, peer: HostPort) -> Result<Vec<SocketAddr>> {
+        self.shared.look_up(peer).await
+    }
+
     /// How long a stranger may take.
     pub(crate) fn patience(&self) -> Duration {
         self.shared.options.startup_timeout
