@@ -450,8 +450,8 @@ const STATES: [QpState; 6] =
 
 /// One octet each: the type (lower two bits), IPv6, ECN, credits, path MTU (upper three); retries
 /// and RNR retries; ACK time-out, with the upper three bits for READs and atomics outstanding;
-/// rights of the peer (ones take them away), and bit 4, which keeps packets out of order; PSNs, from 0x80 on close to where they wrap; window,
-/// cadence of acknowledgements, and length of a train.
+/// rights of the peer (ones take them away), and bit 4, which keeps packets out of order; PSNs, from
+/// 0x80 on close to where they wrap; window, cadence of acknowledgements, and length of a train.
 fn settings(choices: &mut Choices<'_>) -> (Config, QpAttr, Window) {
     let [what, retries, time, rights, psn, window]: [u8; 6] =
         core::array::from_fn(|_| choices.any());

@@ -44,9 +44,10 @@ pub struct Config {
     pub max_kept: usize,
     /// Octets that these take, at most.
     pub max_kept_octets: usize,
-    /// Whether the time-out doubles with each retry, up to 16 times what was set. InfiniBand
-    /// has no such thing, and without it is the default. A peer in software may stand still for a second, or have as much
-    /// to look at before it comes to our packets: the same packets again only add to that.
+    /// Whether the time-out doubles with each retry, up to 16 times what was set. InfiniBand has no
+    /// such thing, and without it is the default. A peer in software may stand still for a second,
+    /// or have as much to look at before it comes to our packets: the same packets again only add to
+    /// that.
     pub backoff: bool,
     /// How it slows down when its peer says that its packets met congestion: RC and UC, requests and
     /// READ responses. `None`: not at all. Parameters that [`Dcqcn::check`] refuses count as `None`;

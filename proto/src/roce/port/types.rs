@@ -55,8 +55,8 @@ pub struct Config {
 
 impl Config {
     /// The defaults for a socket at `local`: strict, up to 4096 octets of path MTU, 16,384 queue
-    /// pairs, 4096 peers, the windows of [`Window::default`], packets out of order kept. For the seed see
-    /// [`cm::Config::seed`]; PSNs and queue pair numbers come from it too.
+    /// pairs, 4096 peers, the windows of [`Window::default`], packets out of order kept. For the seed
+    /// see [`cm::Config::seed`]; PSNs and queue pair numbers come from it too.
     pub fn new(local: SocketAddr, seed: u64) -> Self {
         Self {
             local,
