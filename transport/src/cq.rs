@@ -24,6 +24,7 @@ use userdma_proto::{
 use crate::{
     engine::{Clock, Pollers, QpShared, Wakes, datagram::Engine},
     error::{Error, Result},
+    users::Users,
 };
 
 /// Queue pairs that one call of [`Cq::poll`] drives at most; the next call goes on behind them.
@@ -52,8 +53,8 @@ pub(crate) type EventHook = Arc<dyn Fn() + Send + Sync>;
 /// * the overflow is told by [`Cq::on_overflow`] and by an event ([`Cq::notified`]), armed or not;
 ///   [`Cq::overflowed`] tells it from then on, and [`Cq::next`] once it has handed out the rest;
 /// * the queue pairs that complete into it go to [`QpState::Err`](crate::QpState::Err), their peers
-///   are told by a Terminate (RoCE: disconnected), and what was outstanding completes as flushed. Queue pairs of other
-///   queues see nothing of it (RFC 5040 §8.1.1);
+///   are told by a Terminate (RoCE: disconnected), and what was outstanding completes as flushed.
+///   Queue pairs of other queues see nothing of it (RFC 5040 §8.1.1);
 /// * further posts that would complete into it are refused
 ///   ([`PostError::CqOverflow`](crate::PostError::CqOverflow)), so that no more is kept than was
 ///   outstanding.
@@ -70,7 +71,7 @@ struct CqShared {
     /// Queue pairs of TCP connections that complete here.
     qps: Mutex<Vec<Weak<QpShared>>>,
     /// Engines of UDP devices whose queue pairs complete here, and how many of each do.
-    engines: Mutex<Vec<(Weak<Engine>, usize)>>,
+    engines: Mutex<Users<Weak<Engine>>>,
     /// Whether there is an engine: to be looked at without the lock.
     over_udp: AtomicBool,
     /// Which queue pair is driven next.
@@ -145,7 +146,7 @@ impl Cq {
             len: AtomicUsize::new(0),
             depth,
             qps: Mutex::new(Vec::new()),
-            engines: Mutex::new(Vec::new()),
+            engines: Mutex::new(Users::new()),
             over_udp: AtomicBool::new(false),
             turn: AtomicUsize::new(0),
             vain: AtomicU32::new(0),
@@ -289,10 +290,8 @@ impl Cq {
             return;
         };
         let mut engines = self.0.engines.lock();
-        match engines.iter_mut().find(|(known, _)| is_same(known, member.engine())) {
-            Some((_, users)) => *users += 1,
-            None => engines.push((Arc::downgrade(member.engine()), 1)),
-        }
+        let engine = member.engine();
+        engines.add(|known| is_same(known, engine), || Arc::downgrade(engine));
         self.0.over_udp.store(true, Ordering::SeqCst);
     }
 
@@ -302,12 +301,7 @@ impl Cq {
             return;
         };
         let mut engines = self.0.engines.lock();
-        if let Some(i) = engines.iter().position(|(known, _)| is_same(known, member.engine())) {
-            engines[i].1 -= 1;
-            if engines[i].1 == 0 {
-                engines.swap_remove(i);
-            }
-        }
+        engines.remove(|known| is_same(known, member.engine()));
         self.0.over_udp.store(!engines.is_empty(), Ordering::SeqCst);
     }
 
@@ -383,11 +377,15 @@ impl Cq {
         let mut blocked = false;
         if shared.over_udp.load(Ordering::Relaxed) {
             for i in 0.. {
-                let engine = shared.engines.lock().get(i).map(|(engine, _)| engine.upgrade());
-                match engine {
-                    Some(Some(engine)) => blocked |= engine.try_turn(now).blocked,
-                    Some(None) => {}
-                    None => break,
+                let (engine, last) = {
+                    let engines = shared.engines.lock();
+                    (engines.get(i).and_then(Weak::upgrade), i + 1 >= engines.len())
+                };
+                if let Some(engine) = engine {
+                    blocked |= engine.try_turn(now).blocked;
+                }
+                if last {
+                    break;
                 }
             }
         }
@@ -419,7 +417,7 @@ impl Cq {
 
     /// Tells whatever drives the queue pairs that somebody sleeps now.
     fn rouse(&self) {
-        for (engine, _) in &*self.0.engines.lock() {
+        for engine in self.0.engines.lock().iter() {
             if let Some(engine) = engine.upgrade() {
                 engine.rouse();
             }

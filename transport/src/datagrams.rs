@@ -72,9 +72,7 @@ impl Device {
         if qp.init().kind != QpType::Ud {
             return Err(Error::Unsupported("only a queue pair of type UD serves datagrams"));
         }
-        if !qp.shared().member().is_some_and(|member| Arc::ptr_eq(member.engine(), &engine)) {
-            return Err(Error::State("the queue pair belongs to another device"));
-        }
+        engine.may_begin(qp.shared())?;
         let mut addr = engine.local();
         let port = port.unwrap_or(DEFAULT_PORT);
         let random = self.random();

@@ -487,7 +487,7 @@ impl DeviceShared {
             icrc: roce.icrc,
             max_mtu: roce.mtu.unwrap_or(PathMtu::Mtu4096),
             max_qps: options.max_qps,
-            // What trains fill of it that are kept together.
+            // The kernel counts more for a packet than its octets, though trains are kept together.
             window: u32::try_from(socket.recv_buffer() / 2).unwrap_or(u32::MAX).min(3 << 20),
             cm,
             ..port::Config::new(local, seed)

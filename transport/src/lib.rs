@@ -1,9 +1,9 @@
 //! RDMA verbs in user space, over ordinary sockets: no kernel module, no RDMA NIC, no root.
 //!
 //! A [`Device`] is an address of this host; `tcp://` speaks iWARP (RFC 5040, 5041, 5044, 6581,
-//! 7306), `udp://` RoCEv2 (IBTA volume 1, annex A17). On it stand the objects of verbs: a protection domain ([`Pd`]) holds memory regions
-//! ([`Mr`]) and queue pairs ([`Qp`]), and work that is done shows up in completion queues ([`Cq`]).
-//! Queue pairs may share their receives ([`Srq`]).
+//! 7306), `udp://` RoCEv2 (IBTA volume 1, annex A17). On it stand the objects of verbs: a
+//! protection domain ([`Pd`]) holds memory regions ([`Mr`]) and queue pairs ([`Qp`]), and work that
+//! is done shows up in completion queues ([`Cq`]). Queue pairs may share their receives ([`Srq`]).
 //!
 //! ```
 //! use userdma::{Access, Device, QpInit, RecvWr, Region, SendWr};
@@ -81,6 +81,7 @@ mod net;
 mod pd;
 mod qp;
 mod srq;
+mod users;
 
 pub use cq::Cq;
 pub use datagrams::{RDMA_UDP_QKEY, UdListener, UdService};

@@ -125,8 +125,8 @@ impl Listener {
         next.ok_or(Error::State("the device's tokio runtime was shut down"))
     }
 
-    /// iWARP: what is said in the start-up of connections that arrive from now on, if the program rejects
-    /// them. [`QpInit::mpa`] is what an accepted connection says.
+    /// iWARP: what is said in the start-up of connections that arrive from now on, if the program
+    /// rejects them. [`QpInit::mpa`] is what an accepted connection says.
     pub fn set_mpa(&self, mpa: MpaOptions) {
         *self.mpa.lock() = mpa;
     }

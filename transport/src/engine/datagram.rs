@@ -12,6 +12,7 @@
 use std::{
     collections::{BTreeSet, VecDeque},
     fmt,
+    future::Future,
     net::{IpAddr, SocketAddr},
     sync::{
         Arc,
@@ -38,7 +39,7 @@ use userdma_proto::{
     verbs::{PostError, QpState, RecvWr, SendWr, UdDest, Wc, WcOpcode, WcStatus},
     wire::{
         ids::{QKey, Qpn},
-        mad::cm::{PortSpace, SidrRep},
+        mad::cm::{PortSpace, Reason as RejectReason, SidrRep},
     },
 };
 
@@ -56,6 +57,7 @@ use crate::{
     },
     qp::QpInit,
     srq::Srq,
+    users::Users,
 };
 
 /// Receptions and trains of one turn, before others get theirs: about a MiB each way.
@@ -101,7 +103,7 @@ pub(crate) struct Engine {
     /// Who awaits operations.
     awaiting: Pollers,
     /// The completion queues of its queue pairs, and of how many each is.
-    queues: Mutex<Vec<(Cq, usize)>>,
+    queues: Mutex<Users<Cq>>,
     /// When somebody last polled, in nanoseconds.
     polled: AtomicU64,
     /// A program's thread posts or polls, and has the lock.
@@ -126,7 +128,7 @@ struct Core {
     listeners: FxHashMap<u64, mpsc::Sender<Box<Request>>>,
     /// Who waits for the answer of a UD service.
     questions: FxHashMap<ConnId, oneshot::Sender<cm::Event>>,
-    srqs: Vec<(Srq, usize)>,
+    srqs: Users<Srq>,
     /// How many queue pairs disconnect when their sends are done.
     closing: usize,
     /// Queue pairs whose sends may be done; empty where none is closing.
@@ -139,7 +141,7 @@ struct Core {
     tap: Option<Tap>,
     /// Completions on their way to a queue: empty between turns.
     fresh: Vec<Wc>,
-    /// What is owed to peers waits until then for a post to take it along, while somebody polls.
+    /// While somebody polls, what is owed to peers waits until then: a post goes out first.
     owed_until: Instant,
     /// The last thing that the socket refused, and to whom.
     trouble: Option<(Option<IpAddr>, String)>,
@@ -240,7 +242,7 @@ impl Engine {
                 entries: FxHashMap::default(),
                 listeners: FxHashMap::default(),
                 questions: FxHashMap::default(),
-                srqs: Vec::new(),
+                srqs: Users::new(),
                 closing: 0,
                 advanced: Vec::new(),
                 gone: roce::Stats::default(),
@@ -260,7 +262,7 @@ impl Engine {
             runtime: settings.runtime,
             counters: settings.counters,
             awaiting: Pollers::default(),
-            queues: Mutex::new(Vec::new()),
+            queues: Mutex::new(Users::new()),
             polled: AtomicU64::new(0),
             turning: AtomicBool::new(false),
             unarmed: AtomicBool::new(false),
@@ -392,7 +394,7 @@ impl Engine {
     /// Whether somebody sleeps until a queue pair brings something.
     fn is_awaited(&self) -> bool {
         let asleep = |pollers: &Pollers| pollers.asleep.load(Ordering::SeqCst) > 0;
-        asleep(&self.awaiting) || self.queues.lock().iter().any(|(cq, _)| asleep(cq.pollers()))
+        asleep(&self.awaiting) || self.queues.lock().iter().any(|cq| asleep(cq.pollers()))
     }
 
     /// Whether somebody polls right now, and nobody relies on being woken.
@@ -418,18 +420,12 @@ impl Engine {
         {
             let mut queues = self.queues.lock();
             for cq in [&qp.init.send_cq, &qp.init.recv_cq] {
-                match queues.iter_mut().find(|(known, _)| known.is(cq)) {
-                    Some((_, users)) => *users += 1,
-                    None => queues.push((cq.clone(), 1)),
-                }
+                queues.add(|known| known.is(cq), || cq.clone());
             }
         }
         let mut core = self.core.lock();
         if let Some(srq) = &qp.init.srq {
-            match core.srqs.iter_mut().find(|(known, _)| known.is(srq)) {
-                Some((_, users)) => *users += 1,
-                None => core.srqs.push((srq.clone(), 1)),
-            }
+            core.srqs.add(|known| known.is(srq), || srq.clone());
         }
         core.entries.insert(
             qp.qpn,
@@ -461,21 +457,11 @@ impl Engine {
         {
             let mut queues = self.queues.lock();
             for cq in [&entry.qp.init.send_cq, &entry.qp.init.recv_cq] {
-                if let Some(i) = queues.iter().position(|(known, _)| known.is(cq)) {
-                    queues[i].1 -= 1;
-                    if queues[i].1 == 0 {
-                        queues.swap_remove(i);
-                    }
-                }
+                queues.remove(|known| known.is(cq));
             }
         }
-        if let Some(srq) = &entry.qp.init.srq
-            && let Some(i) = core.srqs.iter().position(|(known, _)| known.is(srq))
-        {
-            core.srqs[i].1 -= 1;
-            if core.srqs[i].1 == 0 {
-                core.srqs.swap_remove(i);
-            }
+        if let Some(srq) = &entry.qp.init.srq {
+            core.srqs.remove(|known| known.is(srq));
         }
         // The last owner's drop comes back for the locks.
         wakes.later(move || drop(entry));
@@ -484,8 +470,7 @@ impl Engine {
     /// The largest path MTU toward `peer`, as set or as the route takes.
     pub(crate) fn path_mtu(&self, peer: SocketAddr) -> Result<PathMtu> {
         let route = self.core.lock().socket.path_mtu(peer)?;
-        let fits = largest_rdma_mtu(route).and_then(|mtu| PathMtu::from_octets(mtu as u32));
-        let fits = fits.ok_or_else(|| {
+        let fits = fitting(route).ok_or_else(|| {
             Error::BadAddress(format!(
                 "the route to {} takes packets of {route} octets, and the smallest of RoCE needs 336",
                 peer.ip()
@@ -565,27 +550,36 @@ impl Engine {
             Ok::<_, Error>(())
         })?;
         let mut attempt = Attempt { engine: self, qpn: qp.qpn, ended: false };
-        let answer = {
-            // The caller may have no runtime.
-            let _entered = self.runtime.enter();
-            tokio::time::timeout(init.startup_timeout, told)
-        };
-        let answer = answer.await;
-        attempt.ended = answer.is_ok();
+        let answer = self.within(init.startup_timeout, told).await;
+        attempt.ended = answer.is_some();
         drop(attempt);
         match answer {
-            Ok(Ok(Ok(()))) => Ok(()),
-            Ok(Ok(Err(Refusal::Rejected(source)))) => Err(Error::Rejected { peer, source }),
-            Ok(Ok(Err(Refusal::Silent))) | Err(_) => {
-                let trouble = self.trouble_toward(peer.ip());
-                Err(Error::NoAnswer { peer, udp_port: self.peer_udp_port, trouble })
+            Some(Ok(Ok(()))) => Ok(()),
+            Some(Ok(Err(Refusal::Rejected(source)))) => Err(Error::Rejected { peer, source }),
+            Some(Ok(Err(Refusal::Silent))) | None => Err(self.no_answer(peer)),
+            Some(Ok(Err(Refusal::Aborted)) | Err(_)) => {
+                Err(PostError::BadState(QpState::Err).into())
             }
-            Ok(Ok(Err(Refusal::Aborted)) | Err(_)) => Err(PostError::BadState(QpState::Err).into()),
         }
     }
 
+    /// What `told` gives within `patience`.
+    async fn within<T>(&self, patience: Duration, told: impl Future<Output = T>) -> Option<T> {
+        let timeout = {
+            // Timers of tokio need its context, which the caller may not have.
+            let _entered = self.runtime.enter();
+            tokio::time::timeout(patience, told)
+        };
+        timeout.await.ok()
+    }
+
+    fn no_answer(&self, peer: SocketAddr) -> Error {
+        let trouble = self.trouble_toward(peer.ip());
+        Error::NoAnswer { peer, udp_port: self.peer_udp_port, trouble }
+    }
+
     /// Whether a queue pair is one of ours, and somebody looks after the socket.
-    fn may_begin(self: &Arc<Self>, qp: &QpShared) -> Result<()> {
+    pub(crate) fn may_begin(self: &Arc<Self>, qp: &QpShared) -> Result<()> {
         if !qp.member().is_some_and(|member| Arc::ptr_eq(member.engine(), self)) {
             return Err(Error::State(
                 "the queue pair belongs to another device: make it in a domain of this one",
@@ -619,18 +613,10 @@ impl Engine {
         self.is_alive()?;
         let (sender, requests) = mpsc::channel(backlog);
         let mut core = self.core.lock();
-        for candidate in ports(port, random) {
-            let service = PortSpace::TCP.service_id(candidate);
-            match core.port.listen(service, half_open) {
-                Ok(()) => {
-                    core.listeners.insert(service, sender);
-                    return Ok((candidate, requests));
-                }
-                Err(PortError::Cm(CmError::InUse(_))) if port == 0 => {}
-                Err(e) => return Err(e.into()),
-            }
-        }
-        Err(Error::Limit("all rdma_cm ports have a listener"))
+        let service = |port| PortSpace::TCP.service_id(port);
+        let port = take_port(port, random, |port| core.port.listen(service(port), half_open))?;
+        core.listeners.insert(service(port), sender);
+        Ok((port, requests))
     }
 
     pub(crate) fn unlisten(&self, port: u16) {
@@ -655,15 +641,9 @@ impl Engine {
         self.is_alive()?;
         let service = Datagrams { qpn, qkey, private_data: private_data.to_vec() };
         let mut core = self.core.lock();
-        for candidate in ports(port, random) {
-            let id = PortSpace::UDP.service_id(candidate);
-            match core.port.listen_datagrams(id, service.clone()) {
-                Ok(()) => return Ok(candidate),
-                Err(PortError::Cm(CmError::InUse(_))) if port == 0 => {}
-                Err(e) => return Err(e.into()),
-            }
-        }
-        Err(Error::Limit("all rdma_cm ports have a service"))
+        take_port(port, random, |port| {
+            core.port.listen_datagrams(PortSpace::UDP.service_id(port), service.clone())
+        })
     }
 
     pub(crate) fn unlisten_datagrams(&self, port: u16) {
@@ -698,18 +678,7 @@ impl Engine {
             Ok::<_, Error>(conn)
         })?;
         let _question = Question { engine: self, conn };
-        let told = async {
-            // Timers of tokio need its context, which the caller may not have.
-            let timer = {
-                let _inside = self.runtime.enter();
-                tokio::time::sleep(patience)
-            };
-            tokio::select! {
-                told = told => told.ok(),
-                () = timer => None,
-            }
-        };
-        match told.await {
+        match self.within(patience, told).await.and_then(Result::ok) {
             Some(cm::Event::Resolved { peer, qpn, qkey, private_data, .. }) => {
                 Ok(UdService { dest: UdDest { addr: peer, qpn, qkey }, private_data })
             }
@@ -718,10 +687,7 @@ impl Engine {
                 let why = reply.status_name().unwrap_or("an unknown answer");
                 Err(Error::NoService { peer, status, why })
             }
-            _ => {
-                let trouble = self.trouble_toward(peer.ip());
-                Err(Error::NoAnswer { peer, udp_port: self.peer_udp_port, trouble })
-            }
+            _ => Err(self.no_answer(peer)),
         }
     }
 
@@ -811,13 +777,30 @@ impl Drop for Question<'_> {
     }
 }
 
-/// `port`, or for 0 all dynamic ports (RFC 6335), from a random one on.
-fn ports(port: u16, random: u64) -> impl Iterator<Item = u16> {
-    let count = if port == 0 { 16_384 } else { 1 };
-    (0..count).map(move |i: u64| match port {
-        0 => 49_152 + (random.wrapping_add(i) % 16_384) as u16,
-        port => port,
-    })
+/// Has `listen` take `port`, or for 0 the first that is free of all dynamic ports (RFC 6335), from a
+/// random one on. Gives the port.
+fn take_port(
+    port: u16,
+    random: u64,
+    mut listen: impl FnMut(u16) -> Result<(), PortError>,
+) -> Result<u16> {
+    if port != 0 {
+        return Ok(listen(port).map(|()| port)?);
+    }
+    for i in 0..16_384 {
+        let candidate = 49_152 + (random.wrapping_add(i) % 16_384) as u16;
+        match listen(candidate) {
+            Ok(()) => return Ok(candidate),
+            Err(PortError::Cm(CmError::InUse(_))) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Err(Error::Limit("all rdma_cm ports are taken"))
+}
+
+/// The largest path MTU whose packets fit a route that takes packets of `route` octets.
+fn fitting(route: usize) -> Option<PathMtu> {
+    PathMtu::from_octets(largest_rdma_mtu(route)? as u32)
 }
 
 /// READs and atomics at a time, as an octet says them.
@@ -1056,7 +1039,7 @@ impl Core {
             }
             acted = true;
         }
-        for (srq, _) in &self.srqs {
+        for srq in self.srqs.iter() {
             srq.settle(wakes);
         }
         if acted {
@@ -1165,8 +1148,7 @@ impl Core {
             .socket
             .path_mtu(request.cm.peer)
             .ok()
-            .and_then(largest_rdma_mtu)
-            .and_then(|mtu| PathMtu::from_octets(mtu as u32))
+            .and_then(fitting)
             .map_or(PathMtu::Mtu256, |mtu| engine.mtu.map_or(mtu, |own| own.min(mtu)))
             .octets() as u16;
         if request.cm.mtu > max {
@@ -1180,10 +1162,8 @@ impl Core {
             Some(Ok(place)) => wakes.later(move || drop(place.send(request))),
             Some(Err(_)) | None => {
                 count(&engine.counters.refused);
-                let crowded = Reject {
-                    reason: userdma_proto::wire::mad::cm::Reason::NO_RESOURCES,
-                    ..Reject::consumer(&[])
-                };
+                let crowded =
+                    Reject { reason: RejectReason::NO_RESOURCES, ..Reject::consumer(&[]) };
                 let _ = self.port.reject(now, &request, &crowded);
             }
         }

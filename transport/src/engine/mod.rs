@@ -59,15 +59,7 @@ use crate::{
 
 /// Set in the tag of work whose completion goes to a future and not to the queue.
 const AWAITED: u64 = 1 << 63;
-/// What makes a program one that spins.
-#[derive(Debug, Clone, Copy)]
-struct Spinning {
-    /// Polls in vain within [`LOOK`], at least.
-    polls: u64,
-    /// A program whose last such poll is longer ago does not spin.
-    recent: Duration,
-}
-/// How long a count of polls is looked at before a new one begins.
+/// How long a task that is out of epoll sleeps before it looks again.
 const LOOK: Duration = Duration::from_millis(1);
 
 /// Nanoseconds since the device was opened: the time that state machines are told.
@@ -171,39 +163,6 @@ impl Pollers {
 
     pub(crate) fn awake(&self) {
         self.asleep.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-/// What the task saw of the pollers when it last began to count.
-#[derive(Debug, Clone, Copy)]
-struct Look {
-    polls: u64,
-    at: Instant,
-}
-
-impl Look {
-    fn new(now: Instant) -> Self {
-        Self { polls: 0, at: now }
-    }
-
-    /// Whether `pollers`, together, poll right now.
-    fn spins<'a>(
-        &mut self,
-        pollers: impl Iterator<Item = &'a Pollers>,
-        now: Instant,
-        spinning: Spinning,
-    ) -> bool {
-        let (mut polls, mut last) = (0u64, 0);
-        for pollers in pollers {
-            polls = polls.wrapping_add(pollers.polls.load(Ordering::Relaxed));
-            last = last.max(pollers.last.load(Ordering::Relaxed));
-        }
-        let spins = polls.wrapping_sub(self.polls) >= spinning.polls
-            && now.saturating_since(Instant::from_nanos(last)) < spinning.recent;
-        if now.saturating_since(self.at) >= LOOK {
-            *self = Self { polls, at: now };
-        }
-        spins
     }
 }
 
@@ -325,7 +284,13 @@ impl QpShared {
         &self,
         wrs: impl IntoIterator<Item = SendWr>,
     ) -> Result<(), (usize, PostError)> {
-        let wrs = wrs.into_iter().map(|wr| (wr, 0));
+        self.push_sends(wrs.into_iter().map(|wr| (wr, 0)))
+    }
+
+    fn push_sends(
+        &self,
+        wrs: impl Iterator<Item = (SendWr, u64)>,
+    ) -> Result<(), (usize, PostError)> {
         match &self.carrier {
             Carrier::Stream(stream) => stream.post_send(self, wrs),
             Carrier::Datagram(member) => member.post_send(self, wrs),
@@ -356,13 +321,7 @@ impl QpShared {
     /// Posts send work whose completion goes to the slot that is returned.
     pub(crate) fn post_awaited(&self, wr: SendWr, keep: Option<Mr>) -> Result<usize, PostError> {
         let wr = wr.with_flags(SendFlags::SIGNALED);
-        self.awaited(keep, |tag| {
-            let wrs = std::iter::once((wr, tag));
-            match &self.carrier {
-                Carrier::Stream(stream) => stream.post_send(self, wrs),
-                Carrier::Datagram(member) => member.post_send(self, wrs),
-            }
-        })
+        self.awaited(keep, |tag| self.push_sends(std::iter::once((wr, tag))))
     }
 
     /// Posts a receive whose completion goes to the slot that is returned.
@@ -535,7 +494,10 @@ impl QpShared {
 
     /// Somebody polls for an awaited operation, and found nothing.
     pub(crate) fn polled(&self, now: Instant) {
-        self.waiting().polled(now);
+        // A device over UDP knows of it by the turns that are taken.
+        if let Carrier::Stream(_) = self.carrier {
+            self.pollers.polled(now);
+        }
     }
 
     /// Who awaits an operation goes to sleep. Ends with [`QpShared::awake`].

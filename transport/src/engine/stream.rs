@@ -21,7 +21,7 @@ use userdma_proto::{
     verbs::{PostError, QpState, RecvWr, SendWr, Wc, WcOpcode},
 };
 
-use super::{Carrier, LOOK, Look, Pollers, QpShared, Spinning, Wakes, until};
+use super::{Carrier, LOOK, Pollers, QpShared, Wakes, until};
 use crate::{
     error::CloseReason,
     net::{
@@ -34,8 +34,10 @@ use crate::{
 const TURN: Budget = Budget { read: 2 << 20, write: 2 << 20 };
 /// The same for a post: it sends, and does not receive.
 const POST: Budget = Budget { read: 0, write: 4 << 20 };
-/// What makes a program one that spins.
-const SPINNING: Spinning = Spinning { polls: 16, recent: Duration::from_micros(200) };
+/// Polls in vain within [`LOOK`] that make a program one that spins.
+const SPINNING: u64 = 16;
+/// A program whose last such poll is longer ago does not spin.
+const RECENT: Duration = Duration::from_micros(200);
 /// After this long without traffic a connection gives its buffers back.
 const IDLE: Duration = Duration::from_secs(10);
 
@@ -244,7 +246,7 @@ impl Stream {
 
     /// Whether somebody polls right now, and nobody relies on being woken.
     fn is_polled(&self, qp: &QpShared, look: &mut Look, now: Instant) -> bool {
-        !self.is_awaited(qp) && look.spins(all_pollers(qp), now, SPINNING)
+        !self.is_awaited(qp) && look.spins(all_pollers(qp), now)
     }
 
     /// Whether somebody sleeps until this queue pair brings something.
@@ -262,6 +264,34 @@ impl Stream {
                 pollers.unarmed.fetch_sub(1, Ordering::SeqCst);
             }
         }
+    }
+}
+
+/// What the task saw of the pollers when it last began to count.
+#[derive(Debug, Clone, Copy)]
+struct Look {
+    polls: u64,
+    at: Instant,
+}
+
+impl Look {
+    fn new(now: Instant) -> Self {
+        Self { polls: 0, at: now }
+    }
+
+    /// Whether `pollers`, together, poll right now.
+    fn spins<'a>(&mut self, pollers: impl Iterator<Item = &'a Pollers>, now: Instant) -> bool {
+        let (mut polls, mut last) = (0u64, 0);
+        for pollers in pollers {
+            polls = polls.wrapping_add(pollers.polls.load(Ordering::Relaxed));
+            last = last.max(pollers.last.load(Ordering::Relaxed));
+        }
+        let spins = polls.wrapping_sub(self.polls) >= SPINNING
+            && now.saturating_since(Instant::from_nanos(last)) < RECENT;
+        if now.saturating_since(self.at) >= LOOK {
+            *self = Self { polls, at: now };
+        }
+        spins
     }
 }
 
