@@ -381,6 +381,11 @@ impl Qp {
         !train.is_empty()
     }
 
+    /// Whether there is work whose packets have not all gone out.
+    pub(super) fn has_requests(&self) -> bool {
+        self.tx.has_unsent()
+    }
+
     /// Whether answers to the peer are to be sent.
     pub(super) fn has_answers(&self) -> bool {
         self.rx.has_answers()

@@ -229,6 +229,8 @@ struct Plan {
     packets: u32,
     /// It must ask for an acknowledgement, whatever follows.
     ask: bool,
+    /// It is neither the first nor the last of its message.
+    middle: bool,
 }
 
 /// The requesting half.
@@ -293,6 +295,11 @@ impl Requester {
 
     pub(super) fn timeout(&self) -> Option<Instant> {
         [self.deadline, self.rnr_until, self.linger].into_iter().flatten().min()
+    }
+
+    /// Whether there is work behind the point of sending.
+    pub(super) fn has_unsent(&self) -> bool {
+        self.at < self.queue.len()
     }
 
     /// Work that has not completed.
@@ -959,6 +966,9 @@ impl Qp {
             }
             self.stats.payload_sent += u64::from(plan.len);
             self.advance(&plan, ask);
+            if rc && !ask && plan.middle {
+                self.follow(plan, limit, mem, train);
+            }
             if !rc {
                 // What is sent is done.
                 self.acknowledge(now, self.tx.next);
@@ -1025,6 +1035,61 @@ impl Qp {
             tx.at += 1;
             tx.sent = 0;
         }
+    }
+
+    /// Sends on behind a packet of the middle of an RC message, which is in the train: those that may
+    /// follow just so are not looked at one by one.
+    fn follow<M: Memory + ?Sized>(
+        &mut self,
+        mut plan: Plan,
+        limit: Limit,
+        mem: &M,
+        train: &mut Train,
+    ) {
+        let packets = self.followers(limit, train);
+        let (ends, scope, headers) = (self.ends(), self.config.scope, &mut plan.headers);
+        let tx = &mut self.tx;
+        let Some(work) = tx.queue.get(tx.at) else { return };
+        for _ in 0..packets {
+            plan.offset += plan.len;
+            headers.bth = headers.bth.with_psn(headers.bth.psn().next());
+            let source = work.source(plan.offset, plan.len);
+            if train.push(ends, headers, source, mem, scope).is_err() {
+                tx.failing = Some(WcStatus::LOC_PROT_ERR);
+                break;
+            }
+            self.stats.payload_sent += u64::from(plan.len);
+            (tx.next, tx.sent, tx.unasked) = (tx.next + 1, tx.sent + 1, tx.unasked + 1);
+        }
+        tx.max = tx.max.max(tx.next);
+    }
+
+    /// How many packets may follow one of the middle of a message that are like it: none of them
+    /// has to ask for an acknowledgement, and behind the last one there is room for one more.
+    fn followers(&self, limit: Limit, train: &Train) -> u32 {
+        let (tx, mtu) = (&self.tx, self.attr.path_mtu.octets());
+        let Some(work) = tx.queue.get(tx.at) else { return 0 };
+        let doomed = tx.doomed.is_some() || tx.hole.is_some() || tx.next != tx.max;
+        if doomed || self.state != QpState::Rts {
+            return 0;
+        }
+        let middle = (work.packets - tx.sent).saturating_sub(1).into();
+        let asks = self.config.ack_every.saturating_sub(tx.unasked).saturating_sub(1).into();
+        let train = train.room_for_alike(limit) as u64;
+
+        let on_the_way =
+            tx.octets_at(tx.at, tx.next, mtu).saturating_sub(tx.octets_at(0, tx.una, mtu));
+        let octets = u64::from(self.window.octets).saturating_sub(on_the_way);
+        let packets = u64::from(self.window.packets).saturating_sub(tx.next - tx.una);
+        let window = packets.min(octets / (u64::from(mtu) + OVERHEAD)).saturating_sub(1);
+
+        let buffer = self.share.map_or(u64::MAX, |share| {
+            let load = tx.stale.plus(tx.flight(mtu)).get(Pool::Peer);
+            let room = share.pools[Pool::Peer as usize].most.saturating_sub(load);
+            (room / weigh(mtu)).saturating_sub(1)
+        });
+        // At most a train.
+        [middle, asks, train, window, buffer].into_iter().min().unwrap_or(0) as u32
     }
 
     /// Sees to it that the work request at the point of sending has packet numbers, and carries
@@ -1174,7 +1239,8 @@ impl Qp {
             // Never started: not taken at the post, or carried out without a packet.
             SendOp::Imm(_) | SendOp::LocalInv(_) => return None,
         }
-        Some(Plan { headers, offset, len, packets, ask: last || response })
+        let (ask, middle) = (last || response, !first && !last && !response);
+        Some(Plan { headers, offset, len, packets, ask, middle })
     }
 }
 

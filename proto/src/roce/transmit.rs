@@ -135,6 +135,16 @@ impl Train {
             && self.len() + len <= limit.octets.min(MAX_TRAIN_OCTETS)
     }
 
+    /// How many packets more it takes that are like the last one.
+    pub(super) fn room_for_alike(&self, limit: Limit) -> usize {
+        if self.packets == 0 || self.closed {
+            return 0;
+        }
+        let packets = limit.packets.min(MAX_TRAIN).saturating_sub(self.packets);
+        let octets = limit.octets.min(MAX_TRAIN_OCTETS).saturating_sub(self.len());
+        packets.min(octets / self.segment)
+    }
+
     /// Appends a packet. On an error nothing is appended.
     pub(super) fn push<M: Memory + ?Sized>(
         &mut self,

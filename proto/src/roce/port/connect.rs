@@ -381,9 +381,11 @@ impl Port {
             }
         }
         self.touch(qpn);
-        if let Some(token) = terms.token {
-            self.budgets.set(terms.peer, token.window);
-            self.wake(terms.peer);
+        if let Some(token) = terms.token
+            && let Some(purse) = self.budgets.purse(terms.peer)
+        {
+            self.budgets.set(purse, token.window);
+            self.wake(purse);
         }
         self.events.push_back(Event::Established { qpn, terms: terms.into() });
     }

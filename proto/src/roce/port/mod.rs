@@ -106,7 +106,7 @@ pub use types::{
 };
 
 use self::{
-    budgets::Budgets,
+    budgets::{Budgets, Purse},
     peers::{Peers, Verdict, specified},
     slots::{Slot, Slots},
 };
@@ -262,9 +262,9 @@ impl Port {
         if let Some(at) = slot.alarm {
             self.alarms.remove(&(at, qpn));
         }
-        if let Some(socket) = slot.socket {
-            self.budgets.leave(socket, qpn);
-            self.wake(socket);
+        if let Some((_, purse)) = slot.socket {
+            self.budgets.leave(purse, qpn);
+            self.wake(purse);
         }
         if let Some(conn) = slot.conn {
             self.links.remove(&conn);
@@ -319,9 +319,9 @@ impl Port {
     /// There is no such queue pair, or it is not RC in RTS or SQD.
     pub fn set_peer_window(&mut self, qpn: Qpn, octets: u32) -> Result<(), PortError> {
         let slot = self.slots.get(qpn).ok_or(PortError::UnknownQp(qpn))?;
-        let socket = slot.socket.ok_or(PortError::NotConnected(qpn))?;
-        self.budgets.set(socket, octets);
-        self.wake(socket);
+        let (_, purse) = slot.socket.ok_or(PortError::NotConnected(qpn))?;
+        self.budgets.set(purse, octets);
+        self.wake(purse);
         Ok(())
     }
 
@@ -342,7 +342,7 @@ impl Port {
     pub fn post_send(&mut self, qpn: Qpn, wr: SendWr, tag: u64) -> Result<(), PortError> {
         let slot = self.slots.get_mut(qpn).ok_or(PortError::UnknownQp(qpn))?;
         slot.qp.post_send(wr, tag)?;
-        self.touch(qpn);
+        self.enlist(qpn, true);
         Ok(())
     }
 
@@ -497,10 +497,16 @@ impl Port {
             self.cm.handle_established(qpn);
             self.pump(now, None);
         }
-        if let Some(slot) = self.slots.get_mut(qpn) {
-            slot.qp.handle_packet(now, received, mem);
+        let Some(slot) = self.slots.get_mut(qpn) else { return };
+        let before = slot.qp.state();
+        slot.qp.handle_packet(now, received, mem);
+        let is_request = bth.opcode().info().is_some_and(|info| info.request);
+        if is_request && slot.qp.state() == before {
+            // What is on the way from here is what it was.
+            self.enlist(qpn, true);
+        } else {
+            self.touch(qpn);
         }
-        self.touch(qpn);
     }
 
     /// The time that [`Port::poll_timeout`] named has come.
@@ -548,7 +554,7 @@ impl Port {
             // With answers they have their turn again.
             while let Some(qpn) = self.deferred.pop() {
                 if self.slots.get(qpn).is_some_and(|slot| slot.qp.has_answers()) {
-                    self.settle(qpn, true);
+                    self.enlist(qpn, true);
                 }
             }
             None
@@ -632,8 +638,7 @@ impl Port {
         if slot.held {
             return None;
         }
-        let socket = slot.socket;
-        slot.qp.share = socket.and_then(|socket| self.budgets.share(socket, qpn));
+        slot.qp.share = slot.socket.and_then(|(_, purse)| self.budgets.share(purse, qpn));
         slot.qp.config.max_train = slot.max_train.min(limits.max_packets).max(1);
         slot.qp.answers_wait = !limits.answers;
         let some = slot.qp.poll_transmit(now, mem, limits.max_octets, train);
@@ -641,13 +646,28 @@ impl Port {
         let ecn = if train.ecn_capable() { 0b10 } else { 0 };
         let (tos, scope) = (slot.traffic_class & !0b11 | ecn, slot.qp.config().scope);
         let ends = train.local().zip(train.peer());
-        let (starved, share, load) = (slot.qp.tx.starved, slot.qp.share, slot.qp.load());
-        debug_assert!(share.is_none_or(|share| share.is_kept(load)), "{share:?}, {load:?}");
+        let starved = slot.qp.tx.starved;
         self.balance(qpn);
+        debug_assert!(self.keeps_its_share(qpn), "{:?}", self.slots.get(qpn));
         self.stand_in_line(qpn, starved);
-        self.settle(qpn, some);
+        // With requests alone wanted, who has sent its last is done.
+        let more = some && (limits.answers || self.has_requests(qpn));
+        if some && !more {
+            self.deferred.push(qpn);
+        }
+        self.enlist(qpn, more);
         let (from, to) = ends.filter(|_| some)?;
         Some(Destination { to, from, tos, scope })
+    }
+
+    fn has_requests(&self, qpn: Qpn) -> bool {
+        self.slots.get(qpn).is_some_and(|slot| slot.qp.has_requests())
+    }
+
+    /// Whether a queue pair that has just sent has no more on the way than it was allowed.
+    fn keeps_its_share(&self, qpn: Qpn) -> bool {
+        let Some(slot) = self.slots.get(qpn) else { return true };
+        slot.qp.share.is_none_or(|share| share.is_kept(slot.qp.load()))
     }
 
     /// The next finished work request, and whose it is.
@@ -664,6 +684,17 @@ impl Port {
         None
     }
 
+    /// Whether there is nothing to send, to complete and to tell: as long as nothing is put in and no
+    /// timer is due.
+    pub fn is_quiet(&self) -> bool {
+        self.ready.is_empty()
+            && self.deferred.is_empty()
+            && self.cnps.is_empty()
+            && self.finished.is_empty()
+            && self.events.is_empty()
+            && !self.cm.has_mads()
+    }
+
     /// Whether [`Port::poll_completion`] may have something.
     pub fn has_completions(&self) -> bool {
         !self.finished.is_empty()
@@ -676,7 +707,8 @@ impl Port {
 
     /// Something happened to a queue pair: it may have something to send, to tell, to wait for.
     fn touch(&mut self, qpn: Qpn) {
-        self.settle(qpn, true);
+        self.balance(qpn);
+        self.enlist(qpn, true);
     }
 
     /// What a queue pair has on the way may have changed, or to whom.
@@ -685,27 +717,27 @@ impl Port {
         let can_send = matches!(slot.qp.state(), QpState::Rts | QpState::Sqd);
         let socket =
             (can_send && slot.qp.config().kind == QpType::Rc).then(|| slot.qp.attributes().peer);
-        let load = slot.qp.load();
-        let before = (slot.socket, slot.load);
-        if before == (socket, load) {
-            return;
-        }
-        (slot.socket, slot.load) = (socket, load);
-        slot.waits &= before.0 == socket;
-        if before.0 == socket {
-            if let Some(socket) = socket {
-                self.budgets.hold(socket, qpn, before.1, load);
-                self.wake(socket);
+        let (load, before) = (slot.qp.load(), slot.load);
+        let known = slot.socket.map(|(socket, _)| socket);
+        slot.load = load;
+        if known == socket {
+            if let Some((_, purse)) = slot.socket.filter(|_| load != before) {
+                self.budgets.hold(purse, qpn, before, load);
+                self.wake(purse);
             }
             return;
         }
-        if let Some(old) = before.0 {
+        slot.waits = false;
+        if let Some((_, old)) = slot.socket.take() {
             self.budgets.leave(old, qpn);
             self.wake(old);
         }
         if let Some(new) = socket {
-            self.budgets.join(new);
-            self.budgets.hold(new, qpn, Load::default(), load);
+            let purse = self.budgets.join(new);
+            self.budgets.hold(purse, qpn, Load::default(), load);
+            if let Some(slot) = self.slots.get_mut(qpn) {
+                slot.socket = Some((new, purse));
+            }
         }
     }
 
@@ -713,18 +745,18 @@ impl Port {
     fn stand_in_line(&mut self, qpn: Qpn, starved: Option<Starved>) {
         let Some(slot) = self.slots.get_mut(qpn) else { return };
         // One that went to the error state has left already.
-        if let Some(socket) = slot.socket
+        if let Some((_, purse)) = slot.socket
             && (starved.is_some() || slot.waits)
         {
             slot.waits = starved.is_some();
-            self.budgets.wait(socket, qpn, starved);
-            self.wake(socket);
+            self.budgets.wait(purse, qpn, starved);
+            self.wake(purse);
         }
     }
 
     /// There may be room again: whose turn it is sends.
-    fn wake(&mut self, socket: SocketAddr) {
-        for qpn in self.budgets.next(socket) {
+    fn wake(&mut self, purse: Purse) {
+        for qpn in self.budgets.next(purse) {
             let Some(slot) = self.slots.get_mut(qpn) else { continue };
             if !slot.ready {
                 slot.ready = true;
@@ -733,9 +765,8 @@ impl Port {
         }
     }
 
-    /// Sees to what a queue pair left to be done.
-    fn settle(&mut self, qpn: Qpn, may_send: bool) {
-        self.balance(qpn);
+    /// Puts a queue pair into the lists of those that have something.
+    fn enlist(&mut self, qpn: Qpn, may_send: bool) {
         let Some(slot) = self.slots.get_mut(qpn) else { return };
         if may_send && !slot.held && !slot.ready {
             slot.ready = true;

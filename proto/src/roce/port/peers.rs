@@ -55,6 +55,26 @@ pub(super) enum Verdict {
     Unknown,
 }
 
+impl Peer {
+    /// It sent a good packet to `local`, with this DF.
+    fn judge(&mut self, df: bool, local: IpAddr) -> Verdict {
+        let Some(known) = self.dont_fragment else {
+            (self.dont_fragment, self.local) = (Some(df), Some(local));
+            return Verdict::Learnt;
+        };
+        if df == known {
+            (self.contrary, self.local) = (0, Some(local));
+            return Verdict::Good;
+        }
+        self.contrary += 1;
+        if self.contrary < CHANGE_OF_MIND {
+            return Verdict::OtherDf;
+        }
+        (self.dont_fragment, self.contrary, self.local) = (Some(df), 0, Some(local));
+        Verdict::Relearnt
+    }
+}
+
 impl Peers {
     pub(super) fn new(most: usize) -> Self {
         Self { peers: BTreeMap::new(), clock: VecDeque::new(), most: most.max(1) }
@@ -106,22 +126,13 @@ impl Peers {
         let Some(found) = verify_unknown_id(path, octets, None) else {
             return Verdict::Bad;
         };
-        let (df, local) = (found.dont_fragment, Some(path.dst.into()));
-        let peer = self.entry(path.src.into());
-        let Some(known) = peer.dont_fragment else {
-            (peer.dont_fragment, peer.local) = (Some(df), local);
-            return Verdict::Learnt;
-        };
-        if df == known {
-            (peer.contrary, peer.local) = (0, local);
-            return Verdict::Good;
+        let (df, local) = (found.dont_fragment, path.dst.into());
+        let ip = path.src.into();
+        if let Some(known) = self.peers.get_mut(&ip) {
+            known.used = true;
+            return known.judge(df, local);
         }
-        peer.contrary += 1;
-        if peer.contrary < CHANGE_OF_MIND {
-            return Verdict::OtherDf;
-        }
-        (peer.dont_fragment, peer.contrary, peer.local) = (Some(df), 0, local);
-        Verdict::Relearnt
+        self.entry(ip).judge(df, local)
     }
 
     /// The peer at `ip`, who was heard of just now. Who is new may take the place of one that was

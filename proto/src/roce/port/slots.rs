@@ -7,6 +7,7 @@
 use alloc::{collections::VecDeque, vec::Vec};
 use core::net::SocketAddr;
 
+use super::budgets::Purse;
 use crate::{
     roce::{Config, Qp, cm::ConnId, congestion::NotificationPoint, load::Load},
     time::Instant,
@@ -35,7 +36,7 @@ pub(super) struct Slot {
     /// It is in the list of those that may have something to send.
     pub(super) ready: bool,
     /// The peer's socket whose budget it shares.
-    pub(super) socket: Option<SocketAddr>,
+    pub(super) socket: Option<(SocketAddr, Purse)>,
     /// What it has of that, and of our own.
     pub(super) load: Load,
     /// It stands in a line for more.
