@@ -881,8 +881,11 @@ impl Core {
             self.expire(engine, now, wakes);
             turn.worked = true;
         }
-        self.transmit(engine, now, TURN, &mut turn);
-        self.settle(engine, now, &mut turn, wakes);
+        // Most looks of one who polls end here.
+        if turn.worked || self.pending.is_some() || !self.port.is_quiet() {
+            self.transmit(engine, now, TURN, &mut turn);
+            self.settle(engine, now, &mut turn, wakes);
+        }
         if let Some(tap) = &mut self.tap {
             tap.flush();
         }
