@@ -2,12 +2,13 @@
 //! `perf`, which their private data tells apart.
 
 use std::{
+    collections::BTreeMap,
     fmt, io,
     net::SocketAddr,
     process::ExitCode,
     sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -160,6 +161,11 @@ struct Shared {
     room: Arc<Semaphore>,
     /// Pages for clients.
     memory: Arc<Semaphore>,
+    /// RoCE: clients that we accepted, by number. Of those that were not heard of since, anybody who can
+    /// send datagrams makes as many as he likes: they give way to others, the oldest first.
+    newcomers: Mutex<BTreeMap<u64, Newcomer>>,
+    /// Clients so far, by which they are numbered.
+    number: AtomicU64,
     totals: Mutex<Totals>,
     /// Whether events were lost.
     failed: AtomicBool,
@@ -169,6 +175,20 @@ struct Shared {
 struct Admitted {
     _place: OwnedSemaphorePermit,
     _memory: OwnedSemaphorePermit,
+}
+
+/// What a client takes up, until it has ended or given way.
+type Held = Arc<Mutex<Option<Admitted>>>;
+
+/// A client that may not have finished its connection.
+struct Newcomer {
+    qp: userdma::Qp,
+    held: Held,
+}
+
+/// What is behind the lock stays right even if a task died while it held it.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -207,6 +227,31 @@ impl Shared {
 
     /// Room for a client, or why there is none.
     fn admit(&self, asked: &Asked) -> Result<Admitted, String> {
+        loop {
+            match self.try_admit(asked) {
+                Err(_) if self.dismiss_newcomer() => {}
+                admitted => return admitted,
+            }
+        }
+    }
+
+    /// Ends the connection that was accepted first of those that never came about. False: there is
+    /// none.
+    fn dismiss_newcomer(&self) -> bool {
+        loop {
+            let Some((_, newcomer)) = lock(&self.newcomers).pop_first() else { return false };
+            if newcomer.qp.terms().is_some() {
+                // It came about.
+                continue;
+            }
+            let Some(admitted) = lock(&newcomer.held).take() else { continue };
+            newcomer.qp.abort();
+            drop(admitted);
+            return true;
+        }
+    }
+
+    fn try_admit(&self, asked: &Asked) -> Result<Admitted, String> {
         let place = Arc::clone(&self.room)
             .try_acquire_owned()
             .map_err(|_| format!("too many clients: at most {} at a time", self.max_clients))?;
@@ -252,8 +297,7 @@ impl Shared {
     }
 
     fn count(&self, ok: bool, stats: Option<Stats>) {
-        // Plain numbers stay right even if a task died while it held the lock.
-        let mut totals = self.totals.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut totals = lock(&self.totals);
         totals.clients += 1;
         totals.failed += u64::from(!ok);
         if let Some(stats) = stats {
@@ -289,6 +333,8 @@ pub(crate) async fn run(args: Serve) -> Result<ExitCode> {
         max_memory: args.max_memory,
         room: Arc::new(Semaphore::new(args.max_clients as usize)),
         memory: Arc::new(Semaphore::new(args.max_memory / PAGE)),
+        newcomers: Mutex::default(),
+        number: AtomicU64::new(0),
         totals: Mutex::default(),
         failed: AtomicBool::new(false),
     });
@@ -355,7 +401,7 @@ pub(crate) async fn run(args: Serve) -> Result<ExitCode> {
 }
 
 fn summary(shared: &Shared) {
-    let totals = *shared.totals.lock().unwrap_or_else(PoisonError::into_inner);
+    let totals = *lock(&shared.totals);
     let d = shared.dev.stats();
     let roce = shared.dev.roce_stats();
     shared.event(
@@ -405,8 +451,8 @@ async fn client(shared: Arc<Shared>, request: ConnRequest) -> bool {
         Asked::Known(hello) => hello.mode.name(),
         Asked::Refused(..) => "refused",
     };
-    let _admitted = match shared.admit(&asked) {
-        Ok(admitted) => admitted,
+    let held = match shared.admit(&asked) {
+        Ok(admitted) => Held::new(Mutex::new(Some(admitted))),
         Err(why) => {
             let answer = match asked {
                 Asked::Known(hello) => session::refusal(hello.mode.code(), &why),
@@ -419,9 +465,10 @@ async fn client(shared: Arc<Shared>, request: ConnRequest) -> bool {
             return false;
         }
     };
+    let number = shared.number.fetch_add(1, Ordering::Relaxed);
     let mut stats = None;
     let served = tokio::select! {
-        served = dispatch(&shared, request, asked, &mut stats) => Some(served),
+        served = dispatch(&shared, request, asked, (number, &held), &mut stats) => Some(served),
         () = shared.stop.raised() => None,
     };
     let served = match served {
@@ -433,6 +480,16 @@ async fn client(shared: Arc<Shared>, request: ConnRequest) -> bool {
             }
             Err(anyhow!("the server was told to end"))
         }
+    };
+    lock(&shared.newcomers).remove(&number);
+    let Some(_admitted) = lock(&held).take() else {
+        shared.failure(
+            peer,
+            mode,
+            &anyhow!("gave way to another: it never finished its connection"),
+        );
+        shared.count(false, None);
+        return false;
     };
     let ok = match served {
         Ok((details, text, ok)) => {
@@ -468,6 +525,7 @@ async fn dispatch(
     shared: &Shared,
     request: ConnRequest,
     asked: Asked,
+    held: (u64, &Held),
     qp: &mut Option<userdma::Qp>,
 ) -> Result<Outcome> {
     match asked {
@@ -484,7 +542,7 @@ async fn dispatch(
                     let link = make(shared, shape, qp)?;
                     let first = First::post(&link)?;
                     let details = json!({"size": size, "count": count});
-                    accept(shared, request, &link, &acceptance, hello.mode, details).await?;
+                    accept(shared, request, &link, held, &acceptance, hello.mode, details).await?;
                     let first = first.received(&link).await?;
                     let mut peer = demo::Peer::new(link.clone(), seed, size, count)?;
                     peer.post_receives()?;
@@ -514,7 +572,7 @@ async fn dispatch(
                         "size": size,
                         "duration": f64::from(millis) / 1000.0,
                     });
-                    accept(shared, request, &link, &acceptance, hello.mode, details).await?;
+                    accept(shared, request, &link, held, &acceptance, hello.mode, details).await?;
                     let begin = first.received(&link).await?;
                     let side = perf::Side::new(link.clone(), run)?;
                     side.post_receives()?;
@@ -550,7 +608,7 @@ async fn dispatch(
                 let shape = Shape { sends: 8, recvs: 8, depth: 16, one_cq: false };
                 let link = make(shared, shape, qp)?;
                 let server = rping::Server::prepare(&link)?;
-                accept(shared, request, &link, &[], shared.service, json!({})).await?;
+                accept(shared, request, &link, held, &[], shared.service, json!({})).await?;
                 let verbose = shared.common.verbose && !shared.json;
                 let (rounds, outcome) = server.serve(&link, shared.idle.0, verbose).await;
                 if let Err(e) = outcome {
@@ -564,7 +622,7 @@ async fn dispatch(
             Service::RdmaServer => {
                 let shape = Shape { sends: 8, recvs: 8, depth: 16, one_cq: false };
                 let link = make(shared, shape, qp)?;
-                let closed = match rdma_server(shared, request, &link).await {
+                let closed = match rdma_server(shared, request, &link, held).await {
                     Ok(closed) => closed,
                     Err(e) => return Err(give_up(e, &link).await),
                 };
@@ -577,11 +635,16 @@ async fn dispatch(
 
 /// The counterpart of librdmacm's rdma_client: receives 16 octets, sends 16, and the client
 /// closes.
-async fn rdma_server(shared: &Shared, request: ConnRequest, link: &Link) -> Result<&'static str> {
+async fn rdma_server(
+    shared: &Shared,
+    request: ConnRequest,
+    link: &Link,
+    held: (u64, &Held),
+) -> Result<&'static str> {
     const LEN: usize = 16;
     let buffer = link.pd.register(Region::alloc(LEN)?, Access::LOCAL_WRITE)?;
     link.qp.post_recv(RecvWr::new(0, [buffer.slice(0..LEN)]))?;
-    accept(shared, request, link, &[], shared.service, json!({})).await?;
+    accept(shared, request, link, held, &[], shared.service, json!({})).await?;
     let wc = within(shared.idle.0, link.recv_cq.next()).await.context(rping::IDLE)??;
     if is_flush(&wc) {
         bail!("the client closed without a message");
@@ -661,12 +724,18 @@ async fn accept(
     shared: &Shared,
     request: ConnRequest,
     link: &Link,
+    held: (u64, &Held),
     private_data: &[u8],
     what: impl Kind,
     details: Value,
 ) -> Result<()> {
     let peer = request.peer_addr();
     request.accept_qp(&link.qp, private_data).await.context("cannot accept")?;
+    if shared.dev.udp_addr().is_some() {
+        let (number, held) = held;
+        let newcomer = Newcomer { qp: link.qp.clone(), held: held.clone() };
+        lock(&shared.newcomers).insert(number, newcomer);
+    }
     let mut event = json!({"event": "connected", "peer": peer.to_string(), "mode": what.name()});
     merge(&mut event, details);
     shared.event(&event, &format!("{peer}: {what}"));

@@ -5,13 +5,20 @@ mod common;
 use std::{
     fs,
     io::{BufRead, BufReader, Read},
-    net::{IpAddr, Ipv4Addr, UdpSocket},
+    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
     path::{Path, PathBuf},
 };
 
 use common::*;
 use serde_json::Value;
 use userdma::{Access, DeviceOptions, QpInit, RecvWr, Region, RoceOptions, SendOp, SendWr};
+use userdma_proto::{
+    mem::PdId,
+    roce::{self, Port, Train, port},
+    time::Instant,
+    verbs::QpType,
+    wire::{ids::Qpn, mad::cm::PortSpace},
+};
 
 /// What RoCE does not have.
 const LACKS: [&str; 3] = ["Immediate", "FetchAdd, masked", "CmpSwap, masked"];
@@ -346,6 +353,43 @@ fn a_client_too_many_is_told_so() {
     assert!(finish(slow, &["ping"]).status.success());
     server.event_of("done");
     run_for(0, &with(&["ping", &server.addr, "-c", "1"], &client));
+}
+
+/// The request for a connection of a client that says nothing more, in octets from the BTH to the ICRC,
+/// and the socket it comes from.
+fn request_of_one_who_leaves(to: SocketAddr, port: u16, seed: u64) -> (UdpSocket, Vec<u8>) {
+    let socket = UdpSocket::bind((to.ip(), 0)).unwrap();
+    let local = socket.local_addr().unwrap();
+    let (mut own, now) = (Port::new(port::Config::new(local, seed)), Instant::from_nanos(0));
+    let qpn = own.create_qp(roce::Config::new(QpType::Rc, PdId(1), Qpn(0))).unwrap();
+    let wanted = port::Connect::new(to, PortSpace::TCP.service_id(port));
+    own.connect(now, qpn, &wanted).unwrap();
+    let mut train = Train::default();
+    let table = userdma::mr::Table::new();
+    own.poll_transmit(now, &*table, port::Limits::default(), &mut train).expect("a REQ");
+    (socket, train.octets().to_vec())
+}
+
+/// Whoever sends requests and nothing more takes no place from those who mean it.
+#[test]
+fn who_does_not_finish_a_connection_gives_way() {
+    let (mut server, client) = serve("127.0.0.1", &["--max-clients", "2"]);
+    let addr: SocketAddr = server.addr.parse().unwrap();
+    let udp_port: u16 = client[5].parse().unwrap();
+    let slow = command(&with(&["ping", &server.addr], &client)).spawn().unwrap();
+    server.event_of("connected");
+    for seed in 0..5 {
+        let to = SocketAddr::new(addr.ip(), udp_port);
+        let (socket, request) = request_of_one_who_leaves(to, addr.port(), seed);
+        socket.send_to(&request, to).unwrap();
+        assert_eq!(server.event_of("connected")["mode"], "rping");
+    }
+    run_for(0, &with(&["ping", &server.addr, "-c", "3", "-i", "0"], &client));
+    assert_eq!(server.event_of("done")["rounds"], 3);
+    // The one that was there all the time still is.
+    signal(&slow, "INT");
+    assert!(finish(slow, &["ping"]).status.success());
+    assert_eq!(server.event_of("done")["ok"], true);
 }
 
 #[test]
