@@ -1,0 +1,424 @@
+//! Tests against siw, iWARP of Linux.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::{
+    case::{Case, Lab, Link, Needs},
+    ours::Program,
+    programs::{self, Rping},
+    traffic::{self, Client, Run},
+    wire,
+};
+
+/// rping's sizes: its smallest and its largest, those around what one FPDU carries at an MTU of 1500, and some.
+const SIZES: [u32; 9] = [26, 27, 64, 1000, 1424, 1425, 4000, 16_384, 65_535];
+
+fn rping(size: u32, rounds: u32, more: &'static [&'static str]) -> Rping<'static> {
+    Rping { ipv6: false, size, rounds, more }
+}
+
+/// A hundred MB each way, on request.
+pub(crate) fn long() -> Vec<Case> {
+    Client::BOTH.map(|client| traffic::long(Needs::siw(&[]), client)).into()
+}
+
+pub(crate) fn cases() -> Vec<Case> {
+    let mut all = Vec::new();
+    let plain = || Needs::siw(&[]);
+    for size in SIZES {
+        all.push(Case::new(format!("siw::rping::client_{size}"), plain(), move |lab| {
+            rping(size, 100, &[]).client(lab)?;
+            wire::crc_is(&lab.wire()?, true)
+        }));
+        all.push(Case::new(format!("siw::rping::server_{size}"), plain(), move |lab| {
+            rping(size, 100, &[]).server(lab)?;
+            wire::crc_is(&lab.wire()?, true)
+        }));
+    }
+    all.push(Case::new("siw::rping::ipv6", plain(), |lab| {
+        Rping { ipv6: true, ..rping(4000, 100, &[]) }.both(lab)
+    }));
+    all.extend(start_ups());
+    all.extend(operations());
+    all.extend(errors());
+    all.extend(connections());
+    all.extend(examples());
+    all.extend(networks());
+    all.push(Case::new("siw::rdma_client", plain(), |lab| programs::rdma_client(lab, false)));
+    all.push(Case::new("siw::rdma_server", plain(), programs::rdma_server));
+    all.push(Case::new("siw::rdma_client_ipv6", plain(), |lab| programs::rdma_client(lab, true)));
+    all.push(Case::new("siw::connect::no_listener_there", plain(), programs::no_listener_there));
+    all.push(Case::new("siw::connect::no_listener_here", plain(), programs::no_listener_here));
+    all.push(Case::new("siw::connect::reject_here", plain(), programs::reject_here));
+    all
+}
+
+/// Every way to agree on revision, CRC and peer-to-peer.
+fn start_ups() -> Vec<Case> {
+    let mut all = Vec::new();
+    for (name, parameters, more, on) in [
+        // siw asks for a CRC or leaves it; so do we. It is in use where either asks.
+        ("crc_ours", &["mpa_crc_required=N"][..], &[][..], true),
+        ("crc_theirs", &["mpa_crc_required=Y"], &["--crc", "off"], true),
+        ("crc_both", &["mpa_crc_required=Y"], &[], true),
+        ("crc_none", &["mpa_crc_required=N"], &["--crc", "off"], false),
+        ("rev1", &["mpa_version=1"], &["--mpa-rev", "1"], true),
+        ("rev1_crc_none", &["mpa_version=1"], &["--mpa-rev", "1", "--crc", "off"], false),
+        ("p2p", &["peer_to_peer=Y"], &["--p2p"], true),
+        ("p2p_crc_none", &["peer_to_peer=Y"], &["--p2p", "--crc", "off"], false),
+        ("gso", &["try_gso=Y"], &[], true),
+    ] {
+        all.push(Case::new(
+            format!("siw::start::{name}_client"),
+            Needs::siw(parameters),
+            move |lab| {
+                rping(4000, 100, more).client(lab)?;
+                wire::crc_is(&lab.wire()?, on)?;
+                revision_is(lab, if name.starts_with("rev1") { 1 } else { 2 })
+            },
+        ));
+        // As a responder siw echoes the request's C, and raises it where it requires a CRC.
+        all.push(Case::new(
+            format!("siw::start::{name}_server"),
+            Needs::siw(parameters),
+            move |lab| {
+                if name.starts_with("rev1") {
+                    return rping_cannot_read(lab, more, on);
+                }
+                rping(4000, 100, more).server(lab)?;
+                // A request without C is answered without it, even where siw requires a CRC.
+                wire::crc_is(&lab.wire()?, on && name != "crc_theirs")
+            },
+        ));
+    }
+    all.push(Case::new(
+        "siw::start::strict_refuses_our_crc",
+        Needs::siw(&["mpa_crc_strict=Y"]),
+        |lab| refuses(lab, &[]),
+    ));
+    all.push(Case::new("siw::start::markers_are_refused", Needs::siw(&[]), |lab| {
+        refuses(lab, &["--markers"])
+    }));
+    all
+}
+
+/// siw refuses what `userdma ping` asks for, and we say so.
+fn refuses(lab: &Lab, more: &[&str]) -> Result<()> {
+    let script = format!("rping -s -v -S 64 -a {} -p {}", lab.peer(false), programs::PORT);
+    let to = programs::at(lab.peer(false), programs::PORT);
+    lab.guest_while(&script, |_| {
+        lab.guest_listens(programs::PORT)?;
+        let mut args = vec!["ping", &to, "-c", "1"];
+        args.extend(more);
+        lab.ours(Program::Userdma, &args)?.ended_with(1)?.says("reject")?;
+        Ok(())
+    })
+}
+
+/// Revision 1 tells no depths: siw reports 0, rping's server takes that over, and cannot READ. Until then all is
+/// well: the start-up is of revision 1, and one SEND arrives.
+fn rping_cannot_read(lab: &Lab, more: &[&str], crc: bool) -> Result<()> {
+    let script = format!("rping -s -v -S 64 -a {} -p {}", lab.peer(false), programs::PORT);
+    let to = programs::at(lab.peer(false), programs::PORT);
+    let ((), rping) = lab.guest_beside(&script, |_| {
+        lab.guest_listens(programs::PORT)?;
+        let mut args = vec!["ping", &to, "-c", "1"];
+        args.extend(more);
+        lab.ours(Program::Userdma, &args)?.ended_with(1)?;
+        Ok(())
+    })?;
+    rping.says("post send error -1")?;
+    let frames = lab.wire()?;
+    let fpdus: Vec<_> = wire::fpdus(&frames).map(|(_, fpdu)| fpdu).collect();
+    ensure!(fpdus.len() == 1, "{} FPDUs instead of one", fpdus.len());
+    ensure!(fpdus[0].crc_in_use == Some(crc), "the CRC is not {crc}");
+    revision_is(lab, 1)
+}
+
+/// Every operation that iWARP of Linux has, at every size, in both directions.
+fn operations() -> Vec<Case> {
+    let mut all = Vec::new();
+    for client in Client::BOTH {
+        let name = client.name();
+        for (kind, parameters) in [("", &[][..]), ("_gso", &["try_gso=Y"][..])] {
+            let case = format!("siw::operations::sizes{kind}_{name}");
+            all.push(Case::new(case, Needs::siw(parameters), move |lab| {
+                let mut ops: Vec<_> = Vec::new();
+                for len in traffic::sizes(Link::Siw) {
+                    ops.push(format!("send:{len} write:{len} check read:{len}"));
+                }
+                let run = Run::new(client, &ops.join(" "))
+                    .server("--memory 4194304 --receives 8 --receive-size 1048576")
+                    .options("--memory 4194304");
+                let said = run.succeeds(lab)?;
+                ensure!(
+                    said.received().len() == traffic::sizes(Link::Siw).len(),
+                    "{:?}",
+                    said.received()
+                );
+                // siw asks for no CRC, but obeys where we do.
+                wire::crc_is(&lab.wire()?, true)
+            }));
+        }
+        all.push(Case::new(format!("siw::operations::mix_ipv6_{name}"), Needs::siw(&[]), move |lab| {
+            let ops = "send:100 sendsol:9 burst:16:100 burst:4:4000 write:2000 check write2:10 read:2000";
+            Run::new(client, ops).ipv6().succeeds(lab).map(drop)
+        }));
+        all.push(Case::new(
+            format!("siw::operations::events_{name}"),
+            Needs::siw(&[]),
+            move |lab| {
+                let mut run = Run::new(client, "send:1000 write:5000 check read:5000 burst:8:300");
+                match client {
+                    Client::Guest => run.options = "--events".into(),
+                    Client::Ours => run.server = "--events".into(),
+                }
+                run.succeeds(lab).map(drop)
+            },
+        ));
+        all.push(Case::new(
+            format!("siw::operations::eight_mib_{name}"),
+            Needs::siw(&[]),
+            move |lab| {
+                Run::new(client, "write:8388608 check read:8000000 long:16")
+                    .server("--memory 20971520")
+                    .options("--memory 20971520")
+                    .succeeds(lab)
+                    .map(drop)
+            },
+        ));
+        all.push(Case::new(
+            format!("siw::operations::invalidate_{name}"),
+            Needs::siw(&[]),
+            move |lab| {
+                let run = Run::new(client, "write2:10 sendinv:5 write2:10 sleep:500");
+                let took = run.run(lab)?.received();
+                // siw does not tell its program which key is gone.
+                let told =
+                    took.len() == 1 && (client == Client::Ours || took[0]["invalidated"].is_u64());
+                ensure!(told, "{took:?}");
+                terminated(lab, client, [[0x11, 0], [0x11, 0]])
+            },
+        ));
+    }
+    all
+}
+
+/// The server, and nobody else, sent one TERMINATE, which begins so: of siw, and of ours.
+fn terminated(lab: &Lab, client: Client, [siw, ours]: [[u8; 2]; 2]) -> Result<()> {
+    let (host, guest) = (lab.host(false), lab.peer(false));
+    let (from, other, want) = match client {
+        Client::Ours => (guest, host, siw),
+        Client::Guest => (host, guest, ours),
+    };
+    let frames = lab.wire()?;
+    let found = wire::terminates(&frames, from);
+    let first: Vec<_> = found.iter().map(|octets| [octets[0], octets[1]]).collect();
+    ensure!(first == [want], "TERMINATEs of {from}: {found:02x?}, not {want:02x?}");
+    let found = wire::terminates(&frames, other);
+    ensure!(found.is_empty(), "TERMINATEs of {other}: {found:02x?}");
+    Ok(())
+}
+
+/// Errors on purpose: the right TERMINATE, and the right completions.
+///
+/// siw swaps the halves of a TERMINATE's first octet (layer and type), which our decoder sees through; here the
+/// octets themselves are compared. A WRITE or a SEND is done when TCP has it: what the peer thinks of it shows at
+/// the next work request. Of siw's own client only that it is disconnected is certain: a request that is posted
+/// behind a TERMINATE may never complete there.
+fn errors() -> Vec<Case> {
+    // Name, options of the server, operation, the TERMINATE of siw and of ours.
+    type Error = (&'static str, &'static str, &'static str, [[u8; 2]; 2]);
+    const ERRORS: [Error; 6] = [
+        ("stag_write", "", "badwrite:100", [[0x11, 0], [0x11, 0]]),
+        ("stag_read", "", "badread:100", [[0x10, 0], [0x01, 0]]),
+        ("bounds_write", "", "oobwrite:100", [[0x11, 1], [0x11, 1]]),
+        ("bounds_read", "", "oobread:100", [[0x10, 1], [0x01, 1]]),
+        ("no_receive", "--receive-late never", "send:10", [[0x21, 2], [0x12, 2]]),
+        ("receive_too_small", "--receive-size 100", "send:200", [[0x21, 2], [0x12, 5]]),
+    ];
+    let mut all = Vec::new();
+    for client in Client::BOTH {
+        for (name, server, op, first) in ERRORS {
+            let case = format!("siw::errors::{name}_{}", client.name());
+            all.push(Case::new(case, Needs::siw(&[]), move |lab| {
+                let reads = op.contains("read");
+                match client {
+                    Client::Ours if reads => {
+                        Run::new(client, op).server(server).fails(lab, "REM_ACCESS_ERR")?;
+                    }
+                    Client::Ours => {
+                        let ops = format!("{op} sleep:300 read:8");
+                        Run::new(client, &ops).server(server).fails(lab, "WR_FLUSH_ERR")?;
+                    }
+                    Client::Guest => {
+                        let said =
+                            Run::new(client, &format!("{op} sleep:500")).server(server).run(lab)?;
+                        said.client.says("RDMA_CM_EVENT_DISCONNECTED")?;
+                        said.server.says("TerminateSent")?;
+                        ensure!(!reads || said.sent()[0]["ok"] == false, "{:?}", said.sent());
+                    }
+                }
+                terminated(lab, client, first)
+            }));
+        }
+    }
+    all
+}
+
+/// Connecting, many times, and not.
+fn connections() -> Vec<Case> {
+    let mut all = Vec::new();
+    for client in Client::BOTH {
+        let name = client.name();
+        all.push(Case::new(
+            format!("siw::connect::a_hundred_{name}"),
+            Needs::siw(&[]),
+            move |lab| {
+                let said = Run::new(client, "send:10 write:100 check")
+                    .server("--connections 100 --receives 4 --receive-size 4096")
+                    .options("--connections 100 --receives 4 --receive-size 4096")
+                    .succeeds(lab)?;
+                ensure!(said.received().len() == 100, "{} messages arrived", said.received().len());
+                Ok(())
+            },
+        ));
+        all.push(Case::new(
+            format!("siw::connect::private_data_{name}"),
+            Needs::siw(&[]),
+            move |lab| {
+                let said =
+                    Run::new(client, "send:10").options("--private who-asks").succeeds(lab)?;
+                ensure!(
+                    said.server.event("request")?["private"] == "who-asks",
+                    "{}",
+                    said.server.tail()
+                );
+                Ok(())
+            },
+        ));
+        all.push(Case::new(format!("siw::connect::reject_{name}"), Needs::siw(&[]), move |lab| {
+            let said = Run::new(client, "send:10").server("--reject not-today").run(lab)?;
+            said.client.ended_with(3)?.says("not-today")?;
+            said.server.success()?;
+            wire::refused_with(&lab.wire()?, b"not-today")
+        }));
+    }
+    all.push(Case::new("siw::connect::depths", Needs::siw(&[]), |lab| {
+        let said =
+            Run::new(Client::Ours, "read:100 read:200").options("--ord 3 --ird 5").succeeds(lab)?;
+        let request = said.server.event("request")?;
+        ensure!(
+            request["responder_resources"] == 3 && request["initiator_depth"] == 5,
+            "{request}"
+        );
+        Ok(())
+    }));
+    all
+}
+
+/// librdmacm's ucmatose. Its server sends first: as a responder we hold that back until the peer's first FPDU is
+/// there, which siw's client sends by itself only with peer-to-peer on; and as an initiator we take what comes
+/// right behind the reply.
+fn examples() -> Vec<Case> {
+    let p2p = || Needs::siw(&["peer_to_peer=Y"]);
+    let connections = 3;
+    vec![
+        Case::new("siw::ucmatose::client", p2p(), move |lab| {
+            let host = lab.host(false);
+            let args = format!(
+                "cmatose listen {host} 7471 --p2p --messages 5 --size 200 --connections {connections}"
+            );
+            let mut server = lab.ours_spawn(Program::Peer, &traffic::words(&args))?;
+            server.expect("listening", Duration::from_secs(10))?;
+            for _ in 0..connections {
+                lab.guest(&format!("ucmatose -s {host} -C 5 -S 200 -c 1"))?
+                    .success()?
+                    .says("return status 0")?;
+            }
+            lab.end_of(server)?.success()?;
+            Ok(())
+        }),
+        Case::new("siw::ucmatose::server", Needs::siw(&[]), |lab| {
+            let guest = lab.peer(false);
+            let script = format!("ucmatose -b {guest} -C 5 -S 200 -c 1");
+            let args = format!("cmatose connect {guest} 7471 --messages 5 --size 200");
+            let ((), theirs) = lab.guest_beside(&script, |_| {
+                lab.guest_listens(7471)?;
+                lab.ours(Program::Peer, &traffic::words(&args))?.success()?;
+                Ok(())
+            })?;
+            theirs.success()?.says("return status 0")?;
+            // Its data is right behind the reply: not one FPDU of ours is before it.
+            let frames = lab.wire()?;
+            let first = wire::fpdus(&frames).next().context("no FPDU")?.0;
+            ensure!(first == guest, "the first FPDU is of {first}");
+            Ok(())
+        }),
+        Case::new("siw::ucmatose::we_hold_back", Needs::siw(&[]), |lab| {
+            let host = lab.host(false);
+            let args = format!("cmatose listen {host} 7471 --messages 5 --size 200");
+            let mut server = lab.ours_spawn(Program::Peer, &traffic::words(&args))?;
+            server.expect("listening", Duration::from_secs(10))?;
+            // Without peer-to-peer siw's client waits for us, and we for it: nothing breaks, and nothing is sent.
+            let client = format!("timeout 3 ucmatose -s {host} -C 5 -S 200 -c 1");
+            lab.guest(&client)?.ended_with(143)?;
+            let frames = lab.wire()?;
+            let ours = wire::fpdus(&frames).filter(|(from, _)| *from == host).count();
+            ensure!(ours == 0, "{ours} FPDUs of ours before the peer's first");
+            Ok(())
+        }),
+    ]
+}
+
+/// What a network does.
+fn networks() -> Vec<Case> {
+    let mut all = Vec::new();
+    for client in Client::BOTH {
+        for (name, what) in [
+            ("loss", "loss 2%"),
+            ("reorder", "delay 2ms reorder 75%"),
+            ("duplicate", "duplicate 5%"),
+        ] {
+            let case = format!("siw::network::{name}_{}", client.name());
+            all.push(Case::new(case, Needs::siw(&[]), move |lab| {
+                lab.impair(what)?;
+                Run::new(client, "send:30000 write:300000 check read:300000 burst:32:2000")
+                    .server("--memory 4194304")
+                    .options("--memory 4194304")
+                    .succeeds(lab)
+                    .map(drop)
+            }));
+        }
+        let case = format!("siw::network::cut_cable_{}", client.name());
+        all.push(Case::new(case, Needs::siw(&[]), move |lab| cut_cable(lab, client)));
+    }
+    all
+}
+
+/// The cable is cut in the middle of a transfer for a while: it goes on where it was.
+fn cut_cable(lab: &Lab, client: Client) -> Result<()> {
+    let began = std::time::Instant::now();
+    lab.while_cut(Duration::from_millis(1500), Duration::from_secs(2), || {
+        Run::new(client, "write:1000 check sleep:1500 write:1000000 check read:1000000")
+            .server("--memory 4194304")
+            .options("--memory 4194304")
+            .succeeds(lab)
+            .map(drop)
+    })?;
+    ensure!(began.elapsed() > Duration::from_secs(3), "it was over before the cable was mended");
+    Ok(())
+}
+
+/// The start-up was of this revision on both sides.
+fn revision_is(lab: &Lab, revision: u8) -> Result<()> {
+    let frames = lab.wire()?;
+    let found: Vec<_> = wire::starts(&frames).map(|(_, start)| start.revision).collect();
+    ensure!(
+        found.len() == 2 && found.iter().all(|&found| found == revision),
+        "revisions on the wire: {found:?}, instead of {revision}"
+    );
+    Ok(())
+}
