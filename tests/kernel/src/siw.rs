@@ -132,8 +132,8 @@ fn rping_cannot_read(lab: &Lab, more: &[&str], crc: bool) -> Result<()> {
     rping.says("post send error -1")?;
     let frames = lab.wire()?;
     let fpdus: Vec<_> = wire::fpdus(&frames).map(|(_, fpdu)| fpdu).collect();
-    ensure!(fpdus.len() == 1, "{} FPDUs instead of one", fpdus.len());
-    ensure!(fpdus[0].crc_in_use == Some(crc), "the CRC is not {crc}");
+    ensure!(!fpdus.is_empty(), "the SEND is not on the wire");
+    ensure!(fpdus.iter().all(|fpdu| fpdu.crc_in_use == Some(crc)), "the CRC is not {crc}");
     revision_is(lab, 1)
 }
 
