@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     task::{JoinSet, spawn_blocking},
-    time::{sleep, timeout},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 use userdma::{
     Access, CloseReason, ConnRequest, Device, Mr, QpState, RecvWr, Region, SendOp, SendWr,
@@ -164,6 +164,8 @@ struct Shared {
     /// RoCE: clients that we accepted, by number. Of those that were not heard of since, anybody who can
     /// send datagrams makes as many as he likes: they give way to others, the oldest first.
     newcomers: Mutex<BTreeMap<u64, Newcomer>>,
+    /// Who may wait until newcomers have had [`GRACE`].
+    patience: Semaphore,
     /// Clients so far, by which they are numbered.
     number: AtomicU64,
     totals: Mutex<Totals>,
@@ -184,7 +186,14 @@ type Held = Arc<Mutex<Option<Admitted>>>;
 struct Newcomer {
     qp: userdma::Qp,
     held: Held,
+    since: Instant,
 }
+
+/// Time to finish a connection before others may take its place: some round trips.
+const GRACE: Duration = Duration::from_millis(100);
+
+/// At most so many wait for that.
+const PATIENT: usize = 16;
 
 /// What is behind the lock stays right even if a task died while it held it.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -226,28 +235,46 @@ impl Shared {
     }
 
     /// Room for a client, or why there is none.
-    fn admit(&self, asked: &Asked) -> Result<Admitted, String> {
+    async fn admit(&self, asked: &Asked) -> Result<Admitted, String> {
+        // A few may wait for those who are about to finish. Of more it is a flood, in which whoever
+        // answers at once gets through as long as nobody waits.
+        let patience = self.patience.try_acquire().ok();
+        let until = Instant::now() + GRACE;
         loop {
-            match self.try_admit(asked) {
-                Err(_) if self.dismiss_newcomer() => {}
-                admitted => return admitted,
+            let admitted = self.try_admit(asked);
+            let Err(_) = admitted else { return admitted };
+            let Some(since) = self.oldest_newcomer() else { return admitted };
+            let wait = until.min(since + GRACE);
+            if patience.is_some() && wait > Instant::now() {
+                sleep_until(wait).await;
+            } else {
+                self.dismiss_newcomer();
             }
         }
     }
 
-    /// Ends the connection that was accepted first of those that never came about. False: there is
-    /// none.
-    fn dismiss_newcomer(&self) -> bool {
+    /// Since when the connection that was accepted first of those that never came about is on its
+    /// way.
+    fn oldest_newcomer(&self) -> Option<Instant> {
+        let mut newcomers = lock(&self.newcomers);
         loop {
-            let Some((_, newcomer)) = lock(&self.newcomers).pop_first() else { return false };
-            if newcomer.qp.terms().is_some() {
-                // It came about.
-                continue;
+            let first = newcomers.first_entry()?;
+            if first.get().qp.terms().is_none() {
+                return Some(first.get().since);
             }
+            // It came about.
+            first.remove();
+        }
+    }
+
+    /// Ends the connection that was accepted first of those that never came about, if there is any.
+    fn dismiss_newcomer(&self) {
+        while self.oldest_newcomer().is_some() {
+            let Some((_, newcomer)) = lock(&self.newcomers).pop_first() else { return };
             let Some(admitted) = lock(&newcomer.held).take() else { continue };
             newcomer.qp.abort();
             drop(admitted);
-            return true;
+            return;
         }
     }
 
@@ -334,6 +361,7 @@ pub(crate) async fn run(args: Serve) -> Result<ExitCode> {
         room: Arc::new(Semaphore::new(args.max_clients as usize)),
         memory: Arc::new(Semaphore::new(args.max_memory / PAGE)),
         newcomers: Mutex::default(),
+        patience: Semaphore::new(PATIENT),
         number: AtomicU64::new(0),
         totals: Mutex::default(),
         failed: AtomicBool::new(false),
@@ -451,7 +479,7 @@ async fn client(shared: Arc<Shared>, request: ConnRequest) -> bool {
         Asked::Known(hello) => hello.mode.name(),
         Asked::Refused(..) => "refused",
     };
-    let held = match shared.admit(&asked) {
+    let held = match shared.admit(&asked).await {
         Ok(admitted) => Held::new(Mutex::new(Some(admitted))),
         Err(why) => {
             let answer = match asked {
@@ -733,7 +761,7 @@ async fn accept(
     request.accept_qp(&link.qp, private_data).await.context("cannot accept")?;
     if shared.dev.udp_addr().is_some() {
         let (number, held) = held;
-        let newcomer = Newcomer { qp: link.qp.clone(), held: held.clone() };
+        let newcomer = Newcomer { qp: link.qp.clone(), held: held.clone(), since: Instant::now() };
         lock(&shared.newcomers).insert(number, newcomer);
     }
     let mut event = json!({"event": "connected", "peer": peer.to_string(), "mode": what.name()});

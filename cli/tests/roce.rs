@@ -370,6 +370,23 @@ fn request_of_one_who_leaves(to: SocketAddr, port: u16, seed: u64) -> (UdpSocket
     (socket, train.octets().to_vec())
 }
 
+/// Two at once for the last place: whoever came first keeps it, though it had not finished yet.
+#[test]
+fn who_is_about_to_finish_a_connection_keeps_its_place() {
+    for _ in 0..10 {
+        let (mut server, client) = serve("127.0.0.1", &["--max-clients", "1"]);
+        let ping = with(&["ping", &server.addr, "-c", "20", "-i", "0.01"], &client);
+        let both = [(); 2].map(|()| command(&ping).spawn().unwrap());
+        let both = both.map(|child| finish(child, &["ping"]));
+        let (served, told): (Vec<_>, Vec<_>) = both.iter().partition(|o| o.status.success());
+        for output in &told {
+            assert!(stderr(output).contains("at most 1 at a time"), "{}", stderr(output));
+        }
+        assert!(!served.is_empty(), "{both:?}");
+        server.event_of("done");
+    }
+}
+
 /// Whoever sends requests and nothing more takes no place from those who mean it.
 #[test]
 fn who_does_not_finish_a_connection_gives_way() {
