@@ -4,8 +4,10 @@ mod common;
 mod either;
 
 use std::{
+    future::Future,
     net::{SocketAddr, UdpSocket},
-    sync::atomic::Ordering,
+    sync::{Arc, atomic::Ordering},
+    task::{Context, Wake, Waker},
     thread,
     time::{Duration, Instant},
 };
@@ -392,6 +394,45 @@ async fn a_wrong_key_is_a_remote_access_error() {
         (SendWr::new(9, SendOp::SendInv(nobodys(&mb).rkey), []), [ma, mb])
     })
     .await;
+}
+
+/// A waker that takes its time.
+struct Slow;
+
+impl Wake for Slow {
+    fn wake(self: Arc<Self>) {
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// The peer disconnects as soon as it knows. Whoever sent the NAK is still busy telling of it when another
+/// thread has the end of the connection to tell.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_nak_is_the_reason_whatever_comes_behind_it() {
+    let asleep = || DeviceOptions { spin: Duration::ZERO, ..quick() };
+    let (a, b) = roce_pair_with("127.0.0.1", [asleep(), asleep()], |_| {}).await;
+    let (ma, mb) = (a.mr(64, 1), b.mr(64, 1));
+    b.qp.post_recv(RecvWr::new(1, [mb.slice(0..64)])).unwrap();
+    let mut flushed = Box::pin(b.cq.next());
+    let slow = Waker::from(Arc::new(Slow));
+    assert!(flushed.as_mut().poll(&mut Context::from_waker(&slow)).is_pending());
+    let polls = [(); 2].map(|()| {
+        let (cq, qp) = (b.cq.clone(), b.qp.clone());
+        thread::spawn(move || {
+            while qp.close_reason().is_none() {
+                let _ = cq.poll(&mut [Wc::default()]);
+            }
+        })
+    });
+    let nobodys = RemoteAddr::new(0, RKey(mb.rkey().0 ^ 0x8000_0001));
+    a.qp.post_send(SendWr::read(9, [ma.slice(0..8)], nobodys)).unwrap();
+    assert_eq!(a.wc().await.status, WcStatus::REM_ACCESS_ERR);
+    a.qp.disconnect().await;
+    let nak = CloseReason::NakSent(Syndrome::Nak(NakCode::REMOTE_ACCESS));
+    assert_eq!(b.qp.closed().await, nak);
+    for thread in polls {
+        thread.join().unwrap();
+    }
 }
 
 #[tokio::test]

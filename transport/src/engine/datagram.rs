@@ -1263,7 +1263,7 @@ impl Core {
             Reason::Receive => CloseReason::ReceiveFailed,
             _ => CloseReason::WorkFailed,
         };
-        wakes.ends.push((entry.qp.clone(), told));
+        wakes.end(&entry.qp, told);
         self.stop_closing(qpn);
         // A NAK is to come before the end of the connection.
         let nak = matches!(reason, Reason::Responder(_));
@@ -1300,7 +1300,7 @@ impl Core {
     /// To the error state at once; the peer is told that the connection is over.
     fn fail(&mut self, now: Instant, qpn: Qpn, reason: CloseReason, wakes: &mut Wakes) {
         let Some(entry) = self.entries.get_mut(&qpn) else { return };
-        wakes.ends.push((entry.qp.clone(), reason));
+        wakes.end(&entry.qp, reason);
         if let Some(connecting) = entry.connecting.take() {
             wakes.later(move || drop(connecting.send(Err(Refusal::Aborted))));
         }
@@ -1346,7 +1346,7 @@ impl Core {
             }
             return;
         }
-        wakes.ends.push((entry.qp.clone(), reason));
+        wakes.end(&entry.qp, reason);
         let released = entry.released;
         self.stop_closing(qpn);
         self.end_by_itself(qpn);
@@ -1373,7 +1373,7 @@ impl Core {
             return;
         }
         let released = entry.released;
-        wakes.ends.push((entry.qp.clone(), CloseReason::Graceful));
+        wakes.end(&entry.qp, CloseReason::Graceful);
         if released {
             self.deliver(wakes);
             engine.forget(self, now, qpn, wakes);
@@ -1614,7 +1614,7 @@ impl Core {
         self.port.modify(qpn, &QpAttr::to(QpState::Reset))?;
         self.prepare(qpn, &qp.init)?;
         self.port.modify(qpn, &QpAttr { state: None, ..*attr })?;
-        wakes.later(move || qp.begin_again());
+        qp.begin_again();
         Ok(())
     }
 

@@ -87,10 +87,10 @@ impl Clock {
 pub(crate) struct Wakes {
     pub(crate) wakers: SmallVec<[Waker; 4]>,
     pub(crate) hooks: SmallVec<[EventHook; 2]>,
-    /// How the queue pair of a TCP connection ended.
-    ended: Option<CloseReason>,
-    /// Queue pairs of a UDP device that have ended, and how.
-    ends: SmallVec<[(Arc<QpShared>, CloseReason); 1]>,
+    /// The queue pair of a TCP connection has ended ([`QpShared::decide_end`]).
+    ended: bool,
+    /// Queue pairs of a UDP device that have.
+    ends: SmallVec<[Arc<QpShared>; 1]>,
     /// What is rare.
     rest: Vec<Box<dyn FnOnce() + Send>>,
     /// A completion queue has overflowed just now.
@@ -101,7 +101,7 @@ impl Wakes {
     fn is_empty(&self) -> bool {
         self.wakers.is_empty()
             && self.hooks.is_empty()
-            && self.ended.is_none()
+            && !self.ended
             && self.ends.is_empty()
             && self.rest.is_empty()
     }
@@ -111,9 +111,21 @@ impl Wakes {
         self.rest.push(Box::new(call));
     }
 
+    /// A queue pair of a UDP device has ended so.
+    fn end(&mut self, qp: &Arc<QpShared>, reason: CloseReason) {
+        qp.decide_end(reason);
+        self.ends.push(qp.clone());
+    }
+
+    /// The queue pair of a TCP connection has.
+    fn end_of_stream(&mut self, qp: &QpShared, reason: CloseReason) {
+        qp.decide_end(reason);
+        self.ended = true;
+    }
+
     fn fire(mut self, qp: &QpShared) {
-        if let Some(reason) = self.ended.take() {
-            qp.end(reason);
+        if std::mem::take(&mut self.ended) {
+            qp.tell_end();
         }
         self.call();
     }
@@ -126,8 +138,8 @@ impl Wakes {
         for hook in self.hooks {
             hook();
         }
-        for (qp, reason) in self.ends {
-            qp.end(reason);
+        for qp in self.ends {
+            qp.tell_end();
         }
         for call in self.rest {
             call();
@@ -475,13 +487,18 @@ impl QpShared {
         }
     }
 
-    /// Tells how it ended; only the first time counts.
-    fn end(&self, reason: CloseReason) {
+    /// Settles how it ended; only the first time counts. Under the lock of what carries it: two threads
+    /// that tell of two ends would tell them in any order.
+    fn decide_end(&self, reason: CloseReason) {
         self.ended.send_if_modified(|ended| {
-            let first = ended.is_none();
             ended.get_or_insert(reason);
-            first
+            false
         });
+    }
+
+    /// Tells those who wait that it has ended.
+    fn tell_end(&self) {
+        self.ended.send_if_modified(|_| true);
         if let Carrier::Stream(stream) = &self.carrier {
             stream.kick.notify_one();
         }
@@ -489,7 +506,10 @@ impl QpShared {
 
     /// It was moved back to where it began: how it ended before is forgotten.
     fn begin_again(&self) {
-        self.ended.send_replace(None);
+        self.ended.send_if_modified(|ended| {
+            *ended = None;
+            false
+        });
     }
 
     /// Somebody polls for an awaited operation, and found nothing.

@@ -430,8 +430,8 @@ impl Core {
         }
         while let Some(event) = port.conn_mut().poll_event() {
             match event {
-                Event::Closed(reason) => wakes.ended = Some(reason.into()),
-                Event::StartupFailed(_) => wakes.ended = Some(CloseReason::Lost),
+                Event::Closed(reason) => wakes.end_of_stream(qp, reason.into()),
+                Event::StartupFailed(_) => wakes.end_of_stream(qp, CloseReason::Lost),
                 // `Connection::established` tells the rest; after the peer's FIN the connection
                 // carries out what is posted and closes by itself.
                 Event::Request(_) | Event::Established(_) | Event::PeerClosed => {}
@@ -452,7 +452,7 @@ impl Core {
         while let Some((wr, tag)) = self.recvs.pop_front() {
             qp.flush(wr.id, tag, WcOpcode::RECV, wakes);
         }
-        wakes.ended = Some(CloseReason::Aborted);
+        wakes.end_of_stream(qp, CloseReason::Aborted);
     }
 }
 
