@@ -3,8 +3,11 @@
 mod common;
 
 use std::{
+    future::Future,
     net::{Ipv4Addr, SocketAddr, UdpSocket},
     process::Command,
+    task::{Context, Waker},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -448,6 +451,30 @@ async fn what_a_responder_posts_at_once_arrives() {
     there.done(2).await;
     assert_eq!(here.done(1).await.byte_len, 12);
     assert_eq!(octets(&ma, 0, 12), b"first of all");
+}
+
+/// Who disconnects as soon as he has the last message still says that he has it.
+#[tokio::test]
+async fn what_arrived_is_acknowledged_before_the_end() {
+    for _ in 0..60 {
+        let (a, b) = roce_pair().await;
+        let (ma, mb) = (a.mr(64, 1), b.mr(64, 2));
+        b.qp.post_recv(RecvWr::new(1, [mb.slice(0..64)])).unwrap();
+        let (cq, qp) = (b.cq.clone(), b.qp.clone());
+        let took = thread::spawn(move || {
+            let wc = spin(&cq);
+            // It begins at once, before there is another turn.
+            let mut begun = Box::pin(qp.disconnect());
+            let _ = begun.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            wc
+        });
+        // It polls for a while: then it is the one that reads the socket.
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        a.qp.post_send(SendWr::send(2, [ma.slice(0..64)])).unwrap();
+        assert_eq!(a.wc().await.status, WcStatus::SUCCESS);
+        assert_eq!(took.join().unwrap().status, WcStatus::SUCCESS);
+        assert_eq!(a.qp.closed().await, CloseReason::Graceful);
+    }
 }
 
 #[tokio::test]

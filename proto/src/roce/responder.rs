@@ -171,8 +171,12 @@ impl Responder {
         self.expected = psn;
     }
 
+    /// Only the acknowledgement of what was carried out remains, unless other answers go before it.
     pub(super) fn forget_answers(&mut self) {
-        self.answers.clear();
+        let is_ack =
+            |answer: &Answer| matches!(answer, Answer::Ack { syndrome: Syndrome::Ack(_), .. });
+        let acks = self.answers.iter().take_while(|answer| is_ack(answer)).count();
+        self.answers.truncate(acks);
     }
 
     /// Whether answers are to be sent.

@@ -187,6 +187,10 @@ impl Port {
         let slot = self.slots.get(qpn).ok_or(PortError::UnknownQp(qpn))?;
         let conn = slot.conn.ok_or(PortError::NotConnected(qpn))?;
         self.fail_qp(qpn);
+        // The peer's program is told of the end with the DREQ: that what it sent has arrived goes before.
+        if self.slots.get(qpn).is_some_and(|slot| slot.qp.has_answers()) {
+            self.parting.push(qpn);
+        }
         self.cm.disconnect(now, conn)?;
         self.pump(now, None);
         Ok(())

@@ -157,6 +157,8 @@ pub struct Port {
     ready: VecDeque<Qpn>,
     /// Those that had nothing to send but answers, which were not wanted: empty between calls.
     deferred: Vec<Qpn>,
+    /// Those that disconnect, and owe an acknowledgement.
+    parting: Vec<Qpn>,
     /// Queue pairs whose peer is to be told of congestion.
     cnps: VecDeque<Qpn>,
     /// Queue pairs that have completions.
@@ -182,6 +184,7 @@ impl Port {
             budgets: Budgets::new(config.window, config.stranger.octets),
             ready: VecDeque::new(),
             deferred: Vec::new(),
+            parting: Vec::new(),
             cnps: VecDeque::new(),
             finished: VecDeque::new(),
             alarms: BTreeSet::new(),
@@ -540,7 +543,9 @@ impl Port {
         limits: Limits,
         train: &mut Train,
     ) -> Option<Destination> {
-        let first = self.transmit_mad(mem, train).or_else(|| self.transmit_cnp(mem, train));
+        let first = self.transmit_last_acks(now, mem, limits, train);
+        let first = first.or_else(|| self.transmit_mad(mem, train));
+        let first = first.or_else(|| self.transmit_cnp(mem, train));
         let sent = first.or_else(|| {
             // Each has its turn at most once: who has nothing leaves the line.
             while let Some(qpn) = self.ready.pop_front() {
@@ -563,6 +568,23 @@ impl Port {
         self.stats.packets_sent += train.packets() as u64;
         self.stats.sent_octets += train.len() as u64;
         Some(sent)
+    }
+
+    /// The acknowledgements of a queue pair that disconnects.
+    fn transmit_last_acks<M: Memory + ?Sized>(
+        &mut self,
+        now: Instant,
+        mem: &M,
+        limits: Limits,
+        train: &mut Train,
+    ) -> Option<Destination> {
+        while let Some(qpn) = self.parting.pop() {
+            let limits = Limits { answers: true, ..limits };
+            if let Some(destination) = self.transmit_qp(now, qpn, mem, limits, train) {
+                return Some(destination);
+            }
+        }
+        None
     }
 
     /// The next MAD, as a train of one packet.
@@ -689,6 +711,7 @@ impl Port {
     pub fn is_quiet(&self) -> bool {
         self.ready.is_empty()
             && self.deferred.is_empty()
+            && self.parting.is_empty()
             && self.cnps.is_empty()
             && self.finished.is_empty()
             && self.events.is_empty()
