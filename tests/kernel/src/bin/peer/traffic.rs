@@ -376,6 +376,8 @@ async fn serve(dev: &Device, set: &Settings, request: ConnRequest) -> Result<(us
     }
     let word = |i: usize| format!("{:016x}", side.memory.load_u64(8 * i, Ordering::Relaxed));
     say(&json!({"event": "closed", "how": reason(&how), "words": [word(0), word(1)]}));
+    // A SEND that found no receive, for one, is told by the end alone.
+    side.wrong += usize::from(how != CloseReason::Graceful);
     Ok((side.count, side.wrong))
 }
 
@@ -408,7 +410,6 @@ pub(crate) async fn connect(set: &Settings, ops: &[&str]) -> Result<bool> {
                 break;
             }
         }
-        wrong += usize::from(!good);
         let qp = &script.side.qp;
         let how = match timeout(Duration::from_secs(5), qp.disconnect()).await {
             Ok(how) => how,
@@ -418,6 +419,8 @@ pub(crate) async fn connect(set: &Settings, ops: &[&str]) -> Result<bool> {
             }
         };
         say(&json!({"event": "closed", "how": reason(&how)}));
+        // Over TCP what was sent last may have failed at the peer, which only the end tells.
+        wrong += usize::from(!good || how != CloseReason::Graceful);
     }
     Ok(summary(operations, 0, wrong))
 }
