@@ -174,3 +174,33 @@ async fn nothing_is_lost_or_changed_at_5_percent_loss_on_ipv6() {
         through("[::1]", HARD, 32).await;
     }
 }
+
+/// Only what is missing comes again, with as much on the way as a userdma peer lets us have.
+#[tokio::test]
+async fn little_more_is_sent_again_than_was_lost() {
+    const LEN: usize = 4 << 20;
+    let mut lossy = quick();
+    lossy.roce.impair = Some("loss=1%,seed=3".parse().unwrap());
+    let (a, b) = roce_pair_with("127.0.0.1", [quick(), lossy], |_| {}).await;
+    let (ma, mb) = (a.mr(LEN, 1), b.mr(LEN, 2));
+    for id in 0..8 {
+        a.qp.post_send(SendWr::write(id, [ma.slice(0..LEN)], mb.remote(0))).unwrap();
+    }
+    for id in 0..8 {
+        assert!(a.done(id).await.status.is_ok());
+    }
+    assert!(octets(&mb, 0, LEN) == octets(&ma, 0, LEN));
+    let (here, there) = (a.device.roce_stats().unwrap(), b.device.roce_stats().unwrap());
+    let (lost, resent) = (there.impaired.unwrap().lost, here.qps.packets_resent);
+    assert!(
+        there.qps.kept > 20 * lost,
+        "much was on the way behind each: {} of {lost}",
+        there.qps.kept
+    );
+    // A second time-out in a row sends all that is on the way, at most 300 packets.
+    let timeouts = here.qps.timeouts;
+    assert!(
+        lost > 30 && resent < 3 * lost + 300 * timeouts,
+        "{lost} lost, {resent} resent, {timeouts}"
+    );
+}

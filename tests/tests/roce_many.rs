@@ -98,6 +98,47 @@ async fn exchange(index: usize, qp: &Qp, peer: &Qp, places: &(Mr, Mr)) {
     tokio::join!(answer, ask);
 }
 
+/// As many who send as hard as they can toward one socket: it holds what all of them have on the way.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_senders_do_not_overrun_one_socket() {
+    const LEN: usize = 1 << 20;
+    let _alone = ALONE.lock().await;
+    let (there, there_pd) = a_device(None);
+    let listener = there.listen(Some(0)).await.unwrap();
+    let addr = listener.local_addr().to_string();
+    let cq = there.create_cq(64).unwrap();
+    let mut senders = Vec::new();
+    for _ in 0..8 {
+        let (here, pd) = a_device(Some(&there));
+        let own = here.create_cq(64).unwrap();
+        let (answer, qp) = tokio::join!(
+            async {
+                let request = listener.accept().await.unwrap();
+                request.accept(&there_pd, QpInit::new(&cq), b"").await.unwrap()
+            },
+            here.connect(&addr, &pd, QpInit::new(&own), b""),
+        );
+        senders.push((here, pd, own, qp.unwrap(), answer, memory(&there_pd, LEN)));
+    }
+    let mut work = JoinSet::new();
+    for (here, pd, _, qp, _, target) in &senders {
+        let (here, qp, source, to) = (here.clone(), qp.clone(), memory(pd, LEN), target.remote(0));
+        work.spawn(async move {
+            let write = || qp.write(source.slice(0..LEN), to);
+            for _ in 0..16 {
+                let done = tokio::join!(write(), write(), write(), write());
+                assert!([done.0, done.1, done.2, done.3].iter().all(Result::is_ok));
+            }
+            here
+        });
+    }
+    // The device is there as long as its work.
+    while let Some(here) = work.join_next().await {
+        drop(here.unwrap());
+    }
+    assert_eq!(there.roce_stats().unwrap().udp.overflows, 0);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_thousand_queue_pairs_on_one_socket() {
     let _alone = ALONE.lock().await;

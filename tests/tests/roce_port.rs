@@ -282,7 +282,7 @@ impl Net {
     }
 
     /// Goes on until `done`, or until nothing is left to happen.
-    fn run(&mut self, done: impl Fn(&Self) -> bool) {
+    fn run(&mut self, mut done: impl FnMut(&Self) -> bool) {
         for _ in 0..1_000_000 {
             if done(self) || !self.step() {
                 return;
@@ -637,7 +637,7 @@ fn what_both_sides_said_is_what_the_queue_pairs_are_set_to() {
         assert_eq!(own_attr.sq_psn, other_attr.rq_psn);
         assert_eq!((own_attr.local, own_attr.peer), (other_attr.peer, other_attr.local));
         assert_eq!(own_attr.path_mtu, PathMtu::Mtu2048);
-        assert_eq!(own.window().octets, 300_000, "as the token says");
+        assert_eq!(own.window().octets, 128 << 10, "as the token says");
     }
     let (a, b) = (a.attributes(), b.attributes());
     assert_ne!(a.sq_psn, a.rq_psn);
@@ -683,6 +683,54 @@ fn what_comes_out_of_order_is_kept_where_both_agree() {
         let (resent, kept) = (sent.unwrap().stats().packets_resent, taken.unwrap().stats().kept);
         assert_eq!((kept > 20, resent < 60), (ours && theirs && token, kept > 0), "{resent}");
     }
+}
+
+/// However many queue pairs there are, what they keep has one bound; what is beyond it comes again.
+#[test]
+fn what_all_keep_has_a_bound() {
+    const MOST: usize = 20_000;
+    let mut net = Net::pair(0);
+    let config = Config { max_kept_octets: MOST, ..net.hosts[1].port.config().clone() };
+    net.hosts[1].port = Port::new(config);
+    net.listen(1);
+    let pairs: Vec<_> = (0..8).map(|_| net.connected(QpType::Rc)).collect();
+    for pair in &pairs {
+        for (host, qpn) in net.hosts.iter_mut().zip(pair) {
+            let order = QpAttr { out_of_order: Some(true), ..QpAttr::default() };
+            host.port.modify(*qpn, &order).unwrap();
+        }
+    }
+    let memory = 64 << 10;
+    for (key, [client, _]) in (1..).zip(&pairs) {
+        net.hosts[1].mem.add(key, PD, Access::REMOTE_WRITE, 0, vec![0; memory]);
+        net.hosts[0].mem.add(key, PD, Access::empty(), 0, vec![7; memory]);
+        let to = RemoteAddr::new(0, RKey(key));
+        let write = SendWr::write(1, [Sge::new(0, memory as u32, LKey(key))], to);
+        net.hosts[0].port.post_send(*client, write, 0).unwrap();
+    }
+    net.faults.loss = 20;
+    let mut seen = 0;
+    net.run(|net| {
+        let kept = net.hosts[1].port.kept_octets();
+        seen = seen.max(kept);
+        assert!(kept <= MOST, "{kept}");
+        net.hosts[0].wcs.len() == pairs.len()
+    });
+    assert!(seen > MOST - 2000, "the bound was reached: {seen}");
+    assert!(net.hosts[0].wcs.iter().all(|(_, wc)| wc.status.is_ok()));
+    for key in 1..=8 {
+        assert!(net.hosts[1].mem.bytes(key).iter().all(|&octet| octet == 7));
+    }
+    assert_eq!(net.hosts[1].port.kept_octets(), 0, "all had its turn");
+    // What a queue pair kept that is no more is given back.
+    let [client, server] = pairs[0];
+    let to = RemoteAddr::new(0, RKey(1));
+    let write = SendWr::write(2, [Sge::new(0, memory as u32, LKey(1))], to);
+    net.hosts[0].port.post_send(client, write, 0).unwrap();
+    net.run(|net| net.hosts[1].port.kept_octets() > 0);
+    let now = net.now;
+    net.hosts[1].port.destroy_qp(now, server).unwrap();
+    assert_eq!(net.hosts[1].port.kept_octets(), 0);
 }
 
 #[test]

@@ -386,6 +386,17 @@ impl Qp {
         self.tx.has_unsent()
     }
 
+    /// The PSN of the request whose turn it is.
+    #[cfg(feature = "sim")]
+    pub(crate) fn expected_psn(&self) -> crate::wire::ids::Psn {
+        self.rx.expected
+    }
+
+    /// Octets that requests out of order take.
+    pub(super) fn kept_octets(&self) -> usize {
+        self.rx.kept_octets()
+    }
+
     /// Whether answers to the peer are to be sent.
     pub(super) fn has_answers(&self) -> bool {
         self.rx.has_answers()

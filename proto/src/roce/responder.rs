@@ -184,6 +184,10 @@ impl Responder {
         !self.answers.is_empty()
     }
 
+    pub(super) fn kept_octets(&self) -> usize {
+        self.kept_octets
+    }
+
     pub(super) fn forget_kept(&mut self) {
         self.kept.clear();
         self.kept_octets = 0;

@@ -52,7 +52,7 @@ impl Port {
             retry_count: wanted.retry_count,
             traffic_class: wanted.traffic_class,
             private_data: wanted.private_data,
-            token: Some(self.token()).filter(|_| wanted.token),
+            token: wanted.token.then(|| self.token_for(peer)),
             ..cm::Connect::new(
                 peer,
                 local_ip,
@@ -66,9 +66,10 @@ impl Port {
                 },
             )
         };
-        let conn = self.cm.connect(now, &connect)?;
+        let granted = wanted.token.then_some(peer);
+        let conn = self.granted(granted, |port| port.cm.connect(now, &connect))?;
         self.peers.set_local(peer.ip(), local_ip);
-        self.attach(qpn, conn, local_ip);
+        self.attach(qpn, conn, local_ip, granted);
         Ok(())
     }
 
@@ -131,15 +132,16 @@ impl Port {
             srq: self.qp(qpn).is_some_and(Qp::shares_receives),
             ..LocalQp::new(qpn, self.psn())
         };
+        let granted = theirs.token.is_some().then_some(theirs.peer);
         let accept = cm::Accept {
             target_ack_delay: answer.target_ack_delay,
             private_data: answer.private_data,
-            token: Some(self.token()),
+            token: granted.map(|peer| self.token_for(peer)),
             ..cm::Accept::new(qp)
         };
-        self.cm.accept(now, theirs.conn, &accept)?;
+        self.granted(granted, |port| port.cm.accept(now, theirs.conn, &accept))?;
         self.peers.set_local(theirs.peer.ip(), request.local.ip());
-        self.attach(qpn, theirs.conn, request.local.ip());
+        self.attach(qpn, theirs.conn, request.local.ip(), granted);
         let rtr = QpAttr {
             peer: Some(theirs.peer),
             dest_qp: Some(theirs.qpn),
@@ -217,7 +219,26 @@ impl Port {
         }
     }
 
-    /// What we say of ourselves to a userdma peer.
+    /// What we say of ourselves to the peer at `socket`, with its part of our receive buffer, which is its own
+    /// until [`Grants::leave`].
+    fn token_for(&mut self, socket: SocketAddr) -> Token {
+        Token { window: self.grants.join(socket), ..self.token() }
+    }
+
+    /// Does what may fail behind [`Port::token_for`].
+    fn granted<T, E>(
+        &mut self,
+        to: Option<SocketAddr>,
+        f: impl FnOnce(&mut Self) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let done = f(self);
+        if let (Some(socket), Err(_)) = (to, &done) {
+            self.grants.leave(socket);
+        }
+        done
+    }
+
+    /// What we say of ourselves to a userdma peer that is the only one.
     pub fn token(&self) -> Token {
         Token {
             udp_port: self.config.local.port(),
@@ -237,10 +258,10 @@ impl Port {
     }
 
     /// The queue pair, in RESET or INIT, has a connection from here on.
-    fn attach(&mut self, qpn: Qpn, conn: ConnId, local_ip: IpAddr) {
+    fn attach(&mut self, qpn: Qpn, conn: ConnId, local_ip: IpAddr, granted: Option<SocketAddr>) {
         self.links.insert(conn, qpn);
         let Some(slot) = self.slots.get_mut(qpn) else { return };
-        slot.conn = Some(conn);
+        (slot.conn, slot.granted) = (Some(conn), granted);
         let local = Some(SocketAddr::new(local_ip.to_canonical(), self.config.local.port()));
         let changed = slot.qp.modify(&QpAttr { local, ..QpAttr::to(QpState::Init) });
         debug_assert_eq!(changed, Ok(()), "to INIT");
@@ -278,7 +299,11 @@ impl Port {
     fn detach(&mut self, conn: ConnId) -> Option<Qpn> {
         let qpn = self.links.remove(&conn)?;
         self.fail_qp(qpn);
-        self.slots.get_mut(qpn)?.conn = None;
+        let slot = self.slots.get_mut(qpn)?;
+        slot.conn = None;
+        if let Some(socket) = slot.granted.take() {
+            self.grants.leave(socket);
+        }
         Some(qpn)
     }
 

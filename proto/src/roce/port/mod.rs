@@ -89,6 +89,7 @@
 
 mod budgets;
 mod connect;
+mod grants;
 mod peers;
 mod slots;
 mod types;
@@ -107,6 +108,7 @@ pub use types::{
 
 use self::{
     budgets::{Budgets, Purse},
+    grants::Grants,
     peers::{Peers, Verdict, specified},
     slots::{Slot, Slots},
 };
@@ -153,6 +155,7 @@ pub struct Port {
     links: BTreeMap<ConnId, Qpn>,
     events: VecDeque<Event>,
     budgets: Budgets,
+    grants: Grants,
     /// Queue pairs that may have something to send.
     ready: VecDeque<Qpn>,
     /// Those that had nothing to send but answers, which were not wanted: empty between calls.
@@ -163,6 +166,8 @@ pub struct Port {
     cnps: VecDeque<Qpn>,
     /// Queue pairs that have completions.
     finished: VecDeque<Qpn>,
+    /// Octets that packets out of order take, of all queue pairs.
+    kept: usize,
     /// When to look after whose timer.
     alarms: BTreeSet<(Instant, Qpn)>,
     /// PSNs of the MADs.
@@ -182,11 +187,13 @@ impl Port {
             links: BTreeMap::new(),
             events: VecDeque::new(),
             budgets: Budgets::new(config.window, config.stranger.octets),
+            grants: Grants::new(config.window),
             ready: VecDeque::new(),
             deferred: Vec::new(),
             parting: Vec::new(),
             cnps: VecDeque::new(),
             finished: VecDeque::new(),
+            kept: 0,
             alarms: BTreeSet::new(),
             mad_psn,
             config: Config { local: canonical(config.local), ..config },
@@ -262,12 +269,16 @@ impl Port {
     /// There is none.
     pub fn destroy_qp(&mut self, now: Instant, qpn: Qpn) -> Result<(), PortError> {
         let slot = self.slots.remove(qpn).ok_or(PortError::UnknownQp(qpn))?;
+        self.kept -= slot.kept;
         if let Some(at) = slot.alarm {
             self.alarms.remove(&(at, qpn));
         }
         if let Some((_, purse)) = slot.socket {
             self.budgets.leave(purse, qpn);
             self.wake(purse);
+        }
+        if let Some(socket) = slot.granted {
+            self.grants.leave(socket);
         }
         if let Some(conn) = slot.conn {
             self.links.remove(&conn);
@@ -502,6 +513,8 @@ impl Port {
         }
         let Some(slot) = self.slots.get_mut(qpn) else { return };
         let before = slot.qp.state();
+        let room = self.config.max_kept_octets.saturating_sub(self.kept);
+        slot.qp.config.max_kept_octets = slot.max_kept.min(room + slot.kept);
         slot.qp.handle_packet(now, received, mem);
         let is_request = bth.opcode().info().is_some_and(|info| info.request);
         if is_request && slot.qp.state() == before {
@@ -723,6 +736,11 @@ impl Port {
         !self.finished.is_empty()
     }
 
+    /// Octets that packets out of order take now: at most [`Config::max_kept_octets`].
+    pub fn kept_octets(&self) -> usize {
+        self.kept
+    }
+
     /// The next thing the program has to know.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
@@ -791,6 +809,9 @@ impl Port {
     /// Puts a queue pair into the lists of those that have something.
     fn enlist(&mut self, qpn: Qpn, may_send: bool) {
         let Some(slot) = self.slots.get_mut(qpn) else { return };
+        let kept = slot.qp.kept_octets();
+        self.kept = self.kept - slot.kept + kept;
+        slot.kept = kept;
         if may_send && !slot.held && !slot.ready {
             slot.ready = true;
             self.ready.push_back(qpn);

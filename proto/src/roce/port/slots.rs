@@ -31,6 +31,8 @@ pub(super) struct Slot {
     pub(super) max_train: usize,
     /// Its connection, if the connection manager made it.
     pub(super) conn: Option<ConnId>,
+    /// Whom it told a part of our receive buffer.
+    pub(super) granted: Option<SocketAddr>,
     /// We accepted, and the peer was not heard of since: nothing goes out yet.
     pub(super) held: bool,
     /// It is in the list of those that may have something to send.
@@ -39,6 +41,9 @@ pub(super) struct Slot {
     pub(super) socket: Option<(SocketAddr, Purse)>,
     /// What it has of that, and of our own.
     pub(super) load: Load,
+    /// Octets of packets out of order that it may keep, were it alone, and that it keeps.
+    pub(super) max_kept: usize,
+    pub(super) kept: usize,
     /// It stands in a line for more.
     pub(super) waits: bool,
     /// It is in the list of those that have completions.
@@ -100,8 +105,11 @@ impl Slots {
         config.scope.qpn = qpn(*generation, index);
         let slot = Slot {
             max_train: config.max_train,
+            max_kept: config.max_kept_octets,
+            kept: 0,
             qp: Qp::new(config),
             conn: None,
+            granted: None,
             held: false,
             ready: false,
             socket: None,

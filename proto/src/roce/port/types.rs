@@ -49,14 +49,17 @@ pub struct Config {
     /// What our token says of packets out of order: where the peer's says the same, both keep them, and
     /// send again only what is missing ([`QpAttr::out_of_order`](crate::roce::QpAttr::out_of_order)).
     pub out_of_order: bool,
+    /// Octets that packets out of order take, those of all queue pairs together, at most. Of one queue
+    /// pair there is [`max_kept_octets`](crate::roce::Config::max_kept_octets).
+    pub max_kept_octets: usize,
     /// Settings of the connection manager.
     pub cm: cm::Config,
 }
 
 impl Config {
     /// The defaults for a socket at `local`: strict, up to 4096 octets of path MTU, 16,384 queue
-    /// pairs, 4096 peers, the windows of [`Window::default`], packets out of order kept. For the seed
-    /// see [`cm::Config::seed`]; PSNs and queue pair numbers come from it too.
+    /// pairs, 4096 peers, the windows of [`Window::default`], packets out of order kept, 64 MiB of
+    /// them. For the seed see [`cm::Config::seed`]; PSNs and queue pair numbers come from it too.
     pub fn new(local: SocketAddr, seed: u64) -> Self {
         Self {
             local,
@@ -67,6 +70,7 @@ impl Config {
             window: Window::default().octets,
             stranger: Window::default(),
             out_of_order: true,
+            max_kept_octets: 64 << 20,
             cm: cm::Config::new(seed),
         }
     }
