@@ -16,7 +16,10 @@ use userdma_proto::{
     verbs::QpType,
 };
 
-use crate::output::{counted, json, line, octets, seconds};
+use crate::{
+    Usage,
+    output::{counted, json, line, octets, seconds},
+};
 
 /// Simulate RoCEv2 through loss, by a seed: every operation, both directions, judged by a model
 #[derive(Args, Debug)]
@@ -29,13 +32,16 @@ Examples:
 
 What is not given is chosen by the seed. The same arguments give the same run on every machine.
 
---impair: loss, burst, dup, reorder, corrupt, ecn (percentages), delay, jitter (times), rate, queue,
-mark (octets), seed; or none. Of --seed, if it has no seed of its own.
+--impair: loss=1%, burst=0.1%/30% (a packet begins a burst of losses, ends it), dup=1%,
+reorder=1%/3/5ms (behind up to 3 later ones, for 5 ms at most), corrupt=0.1%/2 (up to 2 bits),
+ecn=1%, delay=1ms, jitter=2ms, rate=100MB,queue=64kB,mark=20kB (a link, what waits for it, what is
+marked from there on), seed=7 (that of --seed, if none is given); or none. All but the first value
+after each = may be left out.
 
 The capture has two interfaces: sent, with what became of each packet, and delivered.
 
 Exit status: 0; 1 if the run was not right (the verdict says what), or the capture cannot be
-written.")]
+written; 2 for wrong arguments.")]
 pub(crate) struct Sim {
     /// What chance does
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -61,6 +67,10 @@ pub(crate) struct Sim {
     /// Packets that a queue pair has on the way
     #[arg(long, value_name = "PACKETS", value_parser = value_parser!(u32).range(1..=4_194_304))]
     window: Option<u32>,
+    /// RC: both sides keep what comes out of order, and only what is missing is sent again, as between
+    /// two userdma
+    #[arg(long)]
+    out_of_order: bool,
     /// How often it is tried again before a queue pair gives up
     #[arg(long, value_name = "N", value_parser = value_parser!(u8).range(0..=7))]
     retry: Option<u8>,
@@ -111,13 +121,28 @@ impl Sim {
             // IP, UDP and RoCE headers are about 60 octets.
             s.window = Window { packets, octets: packets.saturating_mul(s.mtu.octets() + 60) };
         }
+        s.out_of_order = self.out_of_order;
         s.record = self.pcap.is_some();
         s
     }
 }
 
+/// Octets of all messages, at most: both machines, the model and a capture are in memory.
+const MOST_OCTETS: u64 = 1 << 30;
+
 pub(crate) fn run(args: &Sim) -> Result<ExitCode> {
     let settings = args.settings();
+    let (pairs, ops, size) = (settings.pairs, settings.operations, settings.longest);
+    let all = 2 * pairs as u64 * ops as u64 * u64::from(size);
+    if all > MOST_OCTETS {
+        return Err(Usage(format!(
+            "{pairs} queue pairs of each machine, {ops} operations of each, up to {size} octets an operation: \
+             that may be {}, and all of it is kept in memory. At most {}: lower --pairs, --ops or --size",
+            octets(all),
+            octets(MOST_OCTETS)
+        ))
+        .into());
+    }
     let report = simulate(&settings);
     if args.json {
         json(&object(args, &settings, &report));

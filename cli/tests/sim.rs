@@ -36,6 +36,21 @@ fn a_bad_network_is_lived_through() {
 }
 
 #[test]
+fn only_what_is_missing_is_sent_again_where_asked_for() {
+    let args = ["--seed", "7", "--ops", "200", "--impair", "loss=3%,delay=50us", "--mtu", "1024"];
+    let resent = |report: &Value| report["queue_pairs"]["packets_resent"].as_u64().unwrap();
+    let kept = object(&[&args[..], &["--out-of-order"]].concat());
+    assert!(resent(&kept) < resent(&object(&args)), "{kept}");
+}
+
+/// More than a machine has is refused before it is tried.
+#[test]
+fn what_would_take_all_memory_is_refused() {
+    let out = run_for(2, &["sim", "--pairs", "64", "--ops", "3000", "--size", "100000"]);
+    assert!(stderr(&out).contains("lower --pairs, --ops or --size"), "{}", stderr(&out));
+}
+
+#[test]
 fn the_capture_is_read_by_dissect() {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("sim.pcapng");
     let file = path.to_str().expect("a path of UTF-8");

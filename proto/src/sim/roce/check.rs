@@ -129,8 +129,12 @@ type Drops = BTreeMap<(usize, usize, usize), Lost>;
 
 #[derive(Default)]
 struct Lost {
-    /// These were lost.
-    psns: BTreeSet<u32>,
+    /// These requests were lost.
+    requests: BTreeSet<u32>,
+    /// Those of them that ask for an answer.
+    questions: BTreeSet<u32>,
+    /// An answer was lost.
+    answer: bool,
     /// Something was overtaken: who repeats from the first one lost on drops what overtakes.
     overtaken: bool,
 }
@@ -147,7 +151,14 @@ fn attempts_that_lost(world: &World) -> Drops {
         let key = Key(key);
         if let Some((pair, side)) = of(key) {
             let lost: &mut Lost = out.entry((pair, side, key.attempt())).or_default();
-            lost.psns.insert(key.psn().get());
+            if key.is_answer() {
+                lost.answer = true;
+            } else {
+                lost.requests.insert(key.psn().get());
+            }
+            if key.asks() {
+                lost.questions.insert(key.psn().get());
+            }
         }
     }
     for &key in &world.overtaken {
@@ -159,10 +170,12 @@ fn attempts_that_lost(world: &World) -> Drops {
 }
 
 /// RC: it gave up because of the network. Each attempt at the same packet, `retry_cnt + 1` of them,
-/// lost something, that packet, one behind it, or an answer to one of these; or something came out of
-/// order, which is as good as lost. From where the peer gave up on there is no answer anyway. Where the
-/// peer keeps what comes out of order a time-out asks about the oldest packet alone: the first try may
-/// miss what was lost before.
+/// lost what would have been progress: that packet, the one that the peer waited for (it told so once, and
+/// that may have been lost before), one behind that asks for an answer, or an answer; or something came out
+/// of order, which is as good as lost. (It need not be the same packet each time.)
+/// From where the peer gave up on there is no answer anyway. Where the peer keeps what comes out of order
+/// a time-out asks about the oldest packet alone: the first try may miss what was lost before. Where
+/// nothing is tried again the packet is not known: any will do.
 fn reason(
     s: &Settings,
     pair: usize,
@@ -175,17 +188,24 @@ fn reason(
     let Some(first) = end.timeouts.len().checked_sub(tries) else {
         return Err(format!("it gave up after {} tries, not {tries}", end.timeouts.len()));
     };
-    let behind = |psn: u32| match end.una {
-        Some(una) if s.retry_cnt > 0 => !Psn::new(psn).is_before(una),
-        _ => true,
+    let una = end.una.filter(|_| s.retry_cnt > 0);
+    let matters = |lost: &Lost, awaited: Psn| {
+        let request = match una {
+            Some(una) => {
+                let behind = |&psn: &u32| !Psn::new(psn).is_before(una);
+                let either = [una, awaited].iter().any(|psn| lost.requests.contains(&psn.get()));
+                either || lost.questions.iter().any(behind)
+            }
+            None => !lost.requests.is_empty(),
+        };
+        lost.overtaken || lost.answer || request
     };
     for (attempt, &at) in end.timeouts.iter().enumerate().skip(first) {
         let alone = peer.died.is_some_and(|died| died <= at);
         let before = s.out_of_order && attempt == first;
         let lost = (attempt.saturating_sub(before.into())..=attempt).any(|attempt| {
-            drops
-                .get(&(pair, side, attempt))
-                .is_some_and(|lost| lost.overtaken || lost.psns.iter().any(|&psn| behind(psn)))
+            let awaited = end.awaited[attempt];
+            drops.get(&(pair, side, attempt)).is_some_and(|lost| matters(lost, awaited))
         });
         if !alone && !lost {
             return Err(format!(
@@ -354,6 +374,7 @@ mod tests {
             let end = world.end_mut(0, side);
             let at = end.timeouts[0];
             end.timeouts.push(at);
+            end.awaited.push(end.awaited[0]);
         }
         assert!(check(&s, &world).unwrap_err().contains("nothing was lost"));
         s.retry_cnt = 7;

@@ -26,6 +26,7 @@ use crate::{
             self, ICRC_LEN,
             bth::Bth,
             icrc::{self, Icrc, Identification, PathV4, PathV6},
+            opcode::Operation,
         },
     },
 };
@@ -42,6 +43,8 @@ pub(super) struct End {
     pub(super) events: Vec<Event>,
     /// When it missed an acknowledgement.
     pub(super) timeouts: Vec<Instant>,
+    /// What the peer was waiting for then.
+    pub(super) awaited: Vec<Psn>,
     /// The first packet that was sent after the last time-out.
     pub(super) una: Option<Psn>,
     /// When it went to the error state.
@@ -59,8 +62,8 @@ pub(super) struct End {
 /// of its time-outs.
 ///
 /// ```text
-///   63..56 55..48 47     46       45..24   23..0
-///   0      pair   side   answer   attempt  PSN
+///   63..57 56    55..48 47     46       45..24   23..0
+///   0      asks  pair   side   answer   attempt  PSN
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Key(pub(super) u64);
@@ -74,9 +77,23 @@ impl Key {
         Self(who | attempt << 24 | u64::from(psn.get()))
     }
 
+    /// Of a request that asks for an acknowledgement.
+    fn asking(self, asks: bool) -> Self {
+        Self(self.0 | u64::from(asks) << 56)
+    }
+
+    pub(super) fn asks(self) -> bool {
+        self.0 >> 56 & 1 != 0
+    }
+
+    /// Whether it is an answer, not a request.
+    pub(super) fn is_answer(self) -> bool {
+        self.0 >> 46 & 1 != 0
+    }
+
     /// Whether it is of the exchange that this queue pair began.
     pub(super) fn is_of(self, pair: usize, side: usize) -> bool {
-        self.0 >> 47 == (2 * pair + side) as u64
+        self.0 >> 47 & 0x1ff == (2 * pair + side) as u64
     }
 
     pub(super) fn attempt(self) -> usize {
@@ -197,6 +214,9 @@ impl World {
         config.max_train = 1 + dice.below(128) as usize;
         config.credits = dice.one_in(2);
         config.ecn = dice.one_in(2);
+        // All that a window has may come before its turn, with its heads.
+        config.max_kept = config.max_kept.max(s.window.packets as usize);
+        config.max_kept_octets = config.max_kept_octets.max(2 * s.window.octets as usize);
         let mut qp = Qp::new(config);
         qp.set_window(s.window);
         let connected = s.kind != QpType::Ud;
@@ -244,6 +264,7 @@ impl World {
             wcs: Vec::new(),
             events: Vec::new(),
             timeouts: Vec::new(),
+            awaited: Vec::new(),
             una: None,
             died: None,
             seeks: false,
@@ -311,9 +332,12 @@ impl World {
             while let Some(delivery) = self.network.poll(self.now) {
                 self.deliver(&delivery)?;
             }
-            for end in self.ends.iter_mut().flatten() {
-                if end.qp.poll_timeout().is_some_and(|at| at <= self.now) {
-                    end.expire(self.now);
+            for ends in &mut self.ends {
+                let expected = ends.each_ref().map(|end| end.qp.expected_psn());
+                for (end, expected) in ends.iter_mut().zip(expected.into_iter().rev()) {
+                    if end.qp.poll_timeout().is_some_and(|at| at <= self.now) {
+                        end.expire(self.now, expected);
+                    }
                 }
             }
         }
@@ -370,6 +394,11 @@ impl World {
                     end.una = Some(bth.psn());
                 }
                 let key = Key::new(pair, requester, !is_request, attempts[requester], bth.psn());
+                // A response is awaited as much as an acknowledgement that was asked for.
+                let sends = bth.opcode().info().is_some_and(|info| {
+                    matches!(info.operation, Operation::Send | Operation::Write)
+                });
+                let key = key.asking(is_request && (bth.ack_req() || !sends));
                 let print = if self.fingerprints { fingerprint(octets) } else { 0 };
                 self.sent += 1;
                 self.orders[pair][side].missing.insert(self.sent);
@@ -451,11 +480,13 @@ impl End {
         Ok(())
     }
 
-    fn expire(&mut self, now: Instant) {
+    /// `expected` is what the peer expects.
+    fn expire(&mut self, now: Instant, expected: Psn) {
         let before = self.qp.stats().timeouts;
         self.qp.handle_timeout(now);
         if self.qp.stats().timeouts > before {
             self.timeouts.push(now);
+            self.awaited.push(expected);
             self.seeks = true;
         }
         self.collect(now);
