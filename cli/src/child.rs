@@ -29,6 +29,8 @@ pub(crate) struct ServerProcess {
     target: Target,
     udp_port: Option<u16>,
     counters: Option<Value>,
+    /// What it last said went wrong.
+    complaint: Option<String>,
 }
 
 impl ServerProcess {
@@ -62,7 +64,7 @@ impl ServerProcess {
             .context("cannot read from the server")?
             .ok_or_else(|| anyhow!("the server ended before it listened"))?;
         let (target, udp_port) = listening(&first)?;
-        Ok(Self { child, lines, target, udp_port, counters: None })
+        Ok(Self { child, lines, target, udp_port, counters: None, complaint: None })
     }
 
     /// Where it listens.
@@ -83,20 +85,36 @@ impl ServerProcess {
     /// What it last said went wrong, if it says so soon; for an error that this side only sees as
     /// a lost connection.
     pub(crate) async fn complaint(&mut self) -> Option<String> {
-        let mut complaint = None;
         while let Ok(Ok(Some(line))) = timeout(SOON, self.lines.next_line()).await {
-            complaint = error_of(&line).or(complaint);
+            self.note(&line);
         }
-        complaint
+        self.complaint.take()
+    }
+
+    fn note(&mut self, line: &str) {
+        self.complaint = error_of(line).or(self.complaint.take());
+        self.counters = counters_of(line).or(self.counters.take());
+    }
+
+    /// Waits until it says that something went wrong, and gives what. Cancel safe.
+    pub(crate) async fn complains(&mut self) -> String {
+        while self.complaint.is_none()
+            && let Ok(Some(line)) = self.lines.next_line().await
+        {
+            self.note(&line);
+        }
+        match &self.complaint {
+            Some(complaint) => complaint.clone(),
+            // It has ended: its exit status tells how.
+            None => std::future::pending().await,
+        }
     }
 
     /// Waits for its end, which has to be a good one.
     pub(crate) async fn wait_success(&mut self) -> Result<()> {
-        let mut last_error = None;
         let end = async {
             while let Some(line) = self.lines.next_line().await? {
-                last_error = error_of(&line).or(last_error.take());
-                self.counters = counters_of(&line).or(self.counters.take());
+                self.note(&line);
             }
             self.child.wait().await
         };
@@ -107,7 +125,7 @@ impl ServerProcess {
         if status.success() {
             return Ok(());
         }
-        match last_error {
+        match self.complaint.take() {
             Some(error) => bail!("the server says: {error}"),
             None => bail!("the server ended with {status}"),
         }

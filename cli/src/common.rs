@@ -167,6 +167,15 @@ impl Common {
         self.verbose || self.roce.impair.is_some()
     }
 
+    /// Refuses what is settled where the server is our own.
+    pub(crate) fn check_ours(&self) -> Result<()> {
+        if self.roce.peer_udp_port != ROCE_PORT {
+            let why = "--peer-udp-port: the server is started here, and its UDP port is known";
+            return Err(Usage(why.into()).into());
+        }
+        Ok(())
+    }
+
     /// The same switches for a client whose server is our own, `serve`; at this UDP port, where it
     /// was started here.
     pub(crate) fn for_ours(&self, udp_port: Option<u16>) -> Self {
@@ -323,7 +332,8 @@ impl Target {
     /// The socket addresses behind it, in the resolver's order, at least one.
     pub(crate) async fn resolve(&self) -> Result<Vec<SocketAddr>> {
         let name = match &self.host {
-            Host::Addr(ip) => return Ok(vec![SocketAddr::new(*ip, self.port)]),
+            // `::ffff:10.0.0.1` is IPv4 on the wire.
+            Host::Addr(ip) => return Ok(vec![SocketAddr::new(ip.to_canonical(), self.port)]),
             // getaddrinfo knows zones, by name and by number.
             Host::Scoped(ip, zone) => format!("{ip}%{zone}"),
             Host::Name(name) => name.clone(),

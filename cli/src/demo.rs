@@ -30,7 +30,7 @@ use clap::{Args, ValueEnum};
 use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use userdma::{
     Access, Imm, Mr, PostError, RKey, RecvWr, Region, RemoteAddr, SendFlags, SendOp, SendWr, Wc,
     WcOpcode, WcStatus, proto::wire::roce::feth::Placement,
@@ -39,7 +39,9 @@ use userdma::{
 use crate::{
     Usage,
     child::ServerProcess,
-    common::{Common, Link, PATIENCE, Shape, check_last, check_wc, close, connect, with_reason},
+    common::{
+        Common, Link, PATIENCE, Shape, Target, check_last, check_wc, close, connect, with_reason,
+    },
     output::{self, line, note},
     pattern::{Aspect, Content, Mismatch},
     roce,
@@ -1082,6 +1084,7 @@ fn table(rows: &[Row]) -> String {
 /// Runs the command.
 pub(crate) async fn run(args: Demo) -> Result<ExitCode> {
     args.common.check()?;
+    args.common.check_ours()?;
     if let Some(op) = args.corrupt
         && args.size == 0
         && op.octets(args.size) == 0
@@ -1093,8 +1096,15 @@ pub(crate) async fn run(args: Demo) -> Result<ExitCode> {
     let mut extra = args.common.to_args();
     extra.push("--once".into());
     let mut server = ServerProcess::start(args.ipv6, &extra).await?;
+    let (target, udp_port) = (server.target().clone(), server.udp_port());
     let outcome = tokio::select! {
-        outcome = client(&args, &server) => outcome,
+        outcome = client(&args, &target, udp_port) => outcome,
+        // The client may see nothing of it for long; what it does see it tells better.
+        complaint = async {
+            let complaint = server.complains().await;
+            sleep(Duration::from_secs(1)).await;
+            complaint
+        } => return Err(anyhow!("the server says: {complaint}")),
         () = stop.raised() => bail!("interrupted"),
     };
     let (rows, link) = match outcome {
@@ -1174,13 +1184,13 @@ fn tell_counters(args: &Demo, link: &Link, server: Option<&Value>) {
     line(&table.to_string());
 }
 
-async fn client(args: &Demo, server: &ServerProcess) -> Result<(Vec<Row>, Link)> {
+async fn client(args: &Demo, target: &Target, udp_port: Option<u16>) -> Result<(Vec<Row>, Link)> {
     let hello = Hello {
         mode: Mode::Demo { size: args.size, count: args.count },
         seed: session::fresh_seed(),
     };
-    let common = args.common.for_ours(server.udp_port());
-    let link = connect(&common, server.target(), Peer::SHAPE, &hello.to_bytes())
+    let common = args.common.for_ours(udp_port);
+    let link = connect(&common, target, Peer::SHAPE, &hello.to_bytes())
         .await
         .map_err(|e| hello.explain(e))?;
     confirm(hello, &link.qp)?;

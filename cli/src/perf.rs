@@ -812,6 +812,9 @@ impl Perf {
 pub(crate) fn run(args: Perf, runtime: &Runtime) -> Result<ExitCode> {
     args.common.check()?;
     session::check(args.mode()).map_err(|e| Usage(e.to_string()))?;
+    if args.local {
+        args.common.check_ours()?;
+    }
     if args.baseline && !args.local {
         return Err(
             Usage("--baseline needs --local: the bare socket is measured here".into()).into()
@@ -843,13 +846,23 @@ pub(crate) fn run(args: Perf, runtime: &Runtime) -> Result<ExitCode> {
             let run = args.run();
             let transport = args.common.transport;
             let bare = Bare::new(transport, run.op, run.measure, run.size, bare::MTU, run.millis);
-            baselines.push(bare.measure(addr)?);
+            // It spins in a thread of its own, which is not waited for if Ctrl-C comes.
+            let (done, measured) = tokio::sync::oneshot::channel();
+            std::thread::spawn(move || drop(done.send(bare.measure(addr))));
+            let measured = runtime.block_on(async {
+                tokio::select! {
+                    measured = measured => measured.context("the measurement of the bare socket broke off"),
+                    () = stop.raised() => bail!("interrupted"),
+                }
+            });
+            baselines.push(measured??);
         }
         if stop.is_raised() {
             bail!("interrupted");
         }
         let (measured, with_crc) = match once(&args, &common, &target, runtime, &stop) {
             Ok(measured) => measured,
+            Err(_) if stop.is_raised() => bail!("interrupted"),
             Err(e) => {
                 let complaint = match &mut server {
                     Some(server) => runtime.block_on(server.complaint()),

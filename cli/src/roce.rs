@@ -35,7 +35,7 @@ pub(crate) struct Roce {
     #[arg(long, value_enum, value_name = "strict|lenient", hide_possible_values = true, default_value_t = Icrc::Strict)]
     pub(crate) icrc: Icrc,
     /// RoCE: what is done to packets received, in each process, for instance
-    /// loss=1%,dup=1%,reorder=1%,corrupt=0.1%,delay=1ms,ecn=1%,seed=7
+    /// loss=1%,dup=1%,reorder=1%,corrupt=0.1%,delay=1ms,ecn=1%,seed=7; the rest of it: userdma sim --help
     #[arg(long, value_name = "LIST")]
     pub(crate) impair: Option<Impairments>,
     /// RoCE: write our own packets to FILE as pcapng, without privileges; demo and perf --local write

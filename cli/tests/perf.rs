@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::time::{Duration, Instant};
+
 use common::*;
 
 const KEYS: [&str; 13] = [
@@ -219,6 +221,26 @@ fn a_server_elsewhere_is_measured_and_counts_what_arrived() {
     let messages = done["messages"].as_u64().unwrap();
     assert!(messages > 0);
     assert_eq!(done["bytes"], messages * 1000);
+}
+
+/// In the middle of a measurement of a minute: of the bare socket, or of ours.
+#[test]
+fn ctrl_c_ends_it_at_once() {
+    for transport in ["iwarp", "roce"] {
+        for baseline in [&["--baseline"][..], &[]] {
+            let mut args = vec!["perf", "--local", "--op", "write", "--size", "65536", "--bw"];
+            args.extend(["--duration", "60", "--transport", transport]);
+            args.extend(baseline);
+            let child = command(&args).spawn().unwrap();
+            std::thread::sleep(Duration::from_secs(1));
+            let begun = Instant::now();
+            signal(&child, "INT");
+            let output = finish(child, &args);
+            assert!(begun.elapsed() < Duration::from_secs(20), "it took {:?}", begun.elapsed());
+            assert_eq!(output.status.code(), Some(1), "{args:?}");
+            assert_eq!(stderr(&output), "error: interrupted\n", "{args:?}");
+        }
+    }
 }
 
 #[test]

@@ -410,6 +410,24 @@ fn who_does_not_finish_a_connection_gives_way() {
 }
 
 #[test]
+fn the_port_of_our_own_server_is_not_to_be_given() {
+    for args in [&["demo"][..], &["perf", "--local", "--op", "send", "--size", "1", "--lat"]] {
+        let args = [args, &["--transport", "roce", "--peer-udp-port", "4000"]].concat();
+        let output = run_for(2, &args);
+        assert!(stderr(&output).contains("--peer-udp-port"), "{}", stderr(&output));
+    }
+}
+
+/// An IPv4 address may be written as one of IPv6.
+#[test]
+fn an_ipv4_address_in_the_form_of_ipv6() {
+    let (server, client) = serve("127.0.0.1", &[]);
+    let addr: SocketAddr = server.addr.parse().unwrap();
+    let mapped = format!("[::ffff:{}]:{}", addr.ip(), addr.port());
+    run_for(0, &with(&["ping", &mapped, "-c", "1"], &client));
+}
+
+#[test]
 fn ctrl_c_prints_the_summary_and_the_server_is_told() {
     let (mut server, client) = serve("127.0.0.1", &["-v"]);
     let mut child = command(&with(&["ping", &server.addr, "-i", "0.02"], &client)).spawn().unwrap();

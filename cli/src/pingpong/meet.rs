@@ -178,8 +178,9 @@ pub(super) fn silent_server(e: anyhow::Error) -> anyhow::Error {
         return e;
     }
     e.context(
-        "it could not use this side's GID, say: has it a GID index (-g) whose GID is of the same IP \
-         version?",
+        "it gave up, and says itself why: a UDP port that is taken (on one host each side needs an address \
+         or a port of its own); a program of libibverbs without a GID index (-g) whose GID is of the same \
+         IP version as this side's; or another --type",
     )
 }
 

@@ -52,7 +52,7 @@ use crate::{
 /// Play ping-pong with ibv_rc_pingpong, its kin of UC, UD and SRQ, or another userdma (RoCEv2).
 #[derive(Args, Debug)]
 #[command(mut_arg("mtu", |arg| arg.help("Path MTU: 256, 512, 1024, 2048 or 4096 [default: 1024, of ud what the route takes]")))]
-#[command(mut_arg("udp_port", |arg| arg.help("Our own UDP port, 0 for a free one [default: 4791]")))]
+#[command(mut_arg("udp_port", |arg| arg.help("Our own UDP port: the peer has to know it [default: 4791]")))]
 #[command(after_help = "\
 Examples:
   userdma pingpong                            a server, for `ibv_rc_pingpong -g 1 ADDR`
@@ -355,6 +355,10 @@ async fn open(args: &Pingpong, plan: Plan, own: SocketAddr, peer: SocketAddr) ->
 fn tell_addresses(args: &Pingpong, side: &Side, remote: &[Address]) -> Result<()> {
     let local = side.addresses()?;
     if !args.json {
+        let port = side.udp_addr()?.port();
+        if port != ROCE_PORT {
+            line(&format!("  local UDP port: {port}, which the peer is told by --peer-udp-port"));
+        }
         for address in &local {
             line(&format!("  local address:  {address}"));
         }
@@ -521,10 +525,11 @@ impl Game<'_> {
         let hint = match self.side.plan().kind {
             Kind::Uc | Kind::Ud => {
                 "a message was lost, which this type does not repeat; or the peer has ended, has \
-                 another UDP port (--peer-udp-port), or plays fewer --iters"
+                 another UDP port (--peer-udp-port) or --type, or plays fewer --iters"
             }
             Kind::Rc | Kind::Srq => {
-                "the peer has ended, has another UDP port (--peer-udp-port), or plays fewer --iters"
+                "the peer has ended, has another UDP port (--peer-udp-port) or --type, or plays \
+                 fewer --iters"
             }
         };
         anyhow::anyhow!("nothing came for {} s: {hint}", patience.as_secs_f64())

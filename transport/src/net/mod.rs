@@ -9,7 +9,7 @@ pub mod udp;
 
 use std::{
     fmt,
-    net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6},
 };
 
 use crate::error::{Error, Result};
@@ -156,7 +156,11 @@ fn literal_v6(text: &str) -> Result<Host, String> {
         Some((ip, scope)) => (ip, Some(scope)),
         None => (text, None),
     };
-    let ip = ip.parse().map_err(|_| format!("{ip} is no IPv6 address"))?;
+    let ip: Ipv6Addr = ip.parse().map_err(|_| format!("{ip} is no IPv6 address"))?;
+    if let IpAddr::V4(ip) = IpAddr::V6(ip).to_canonical() {
+        // IPv4 in IPv6's clothes (RFC 4291 §2.5.5.2) is IPv4 on the wire.
+        return Ok(Host::V4(ip));
+    }
     let scope = match scope {
         None => 0,
         Some(scope) => match scope.parse() {
@@ -197,6 +201,8 @@ mod tests {
         assert_eq!(parsed("[::1]"), (v6("::1", 0), None));
         assert_eq!(parsed("::1"), (v6("::1", 0), None));
         assert_eq!(parsed("[fe80::1%3]:9"), (v6("fe80::1", 3), Some(9)));
+        let mapped = (Host::V4(Ipv4Addr::new(10, 0, 0, 1)), Some(7));
+        assert_eq!(parsed("[::ffff:10.0.0.1]:7"), mapped);
         assert_eq!(parsed("example.org:1"), (Host::Name("example.org".into()), Some(1)));
     }
 
