@@ -528,6 +528,7 @@ impl Link {
         if counters {
             note(&self.counters());
         }
+        roce::check_capture(self.dev.roce_stats().as_ref());
         if let Some(path) = &common.roce.pcap {
             let theirs = self.qp.terms().and_then(|terms| terms.token).map(|token| token.udp_port);
             let ports = [self.dev.udp_addr().map(|own| own.port()), theirs];

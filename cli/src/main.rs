@@ -111,7 +111,7 @@ impl std::error::Error for Usage {}
 fn main() -> ExitCode {
     let cli = Cli::parse();
     match run(cli.command) {
-        Ok(code) => code,
+        Ok(code) => output::exit_code(code),
         Err(e) => {
             output::note(&format!("error: {}", chain(&e)));
             #[cfg(feature = "peers")]

@@ -2,7 +2,8 @@
 
 use std::{
     io::{self, Write},
-    process,
+    process::{self, ExitCode},
+    sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
@@ -20,6 +21,21 @@ pub(crate) fn line(text: &str) {
     }
 }
 
+/// Something beside the work itself was lost, and said: the program does not end with success.
+static SPOILT: AtomicBool = AtomicBool::new(false);
+
+/// Says that something beside the work itself was lost.
+pub(crate) fn spoil(text: &str) {
+    note(&format!("error: {text}"));
+    SPOILT.store(true, Ordering::Relaxed);
+}
+
+/// The exit status where the work itself came to `code`.
+pub(crate) fn exit_code(code: ExitCode) -> ExitCode {
+    let spoilt = SPOILT.load(Ordering::Relaxed);
+    if spoilt && code == ExitCode::SUCCESS { ExitCode::FAILURE } else { code }
+}
+
 /// Prints one line to stdout and flushes it, for a program that has more to do than to print.
 pub(crate) fn try_line(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
@@ -34,7 +50,8 @@ pub(crate) fn json(value: &Value) {
 
 /// Prints one line to stderr. Nobody reading it is no reason to fail.
 pub(crate) fn note(text: &str) {
-    let _ = writeln!(io::stderr().lock(), "{text}");
+    // By one write: two processes may share it.
+    let _ = io::stderr().lock().write_all(format!("{text}\n").as_bytes());
 }
 
 /// A number of things: "1 message", "2 messages".

@@ -13,7 +13,10 @@ use userdma::{
     proto::roce::cm::Established, udp::ROCE_PORT,
 };
 
-use crate::{output::octets, sim::mtu};
+use crate::{
+    output::{self, octets},
+    sim::mtu,
+};
 
 /// Switches of RoCEv2.
 #[derive(Args, Clone, Debug)]
@@ -152,6 +155,13 @@ fn of_server(path: &Path) -> PathBuf {
             path.with_extension(name)
         }
         None => path.with_extension("server"),
+    }
+}
+
+/// Says it where the capture is not whole.
+pub(crate) fn check_capture(stats: Option<&RoceStats>) {
+    if let Some(why) = stats.and_then(|stats| stats.capture_failure.as_ref()) {
+        output::spoil(&format!("the capture is not whole: {why}"));
     }
 }
 

@@ -424,6 +424,7 @@ pub(crate) async fn run(args: Serve) -> Result<ExitCode> {
     if args.common.counts() {
         summary(&shared);
     }
+    roce::check_capture(shared.dev.roce_stats().as_ref());
     let all_ok = all_ok && !shared.failed.load(Ordering::Relaxed);
     Ok(if all_ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -418,6 +418,20 @@ fn the_port_of_our_own_server_is_not_to_be_given() {
     }
 }
 
+/// The work is done, but the capture that was asked for is not whole.
+#[test]
+fn a_capture_that_is_not_whole_is_no_success() {
+    if !std::path::Path::new("/dev/full").exists() {
+        userdma_tests::skipped("this host has no /dev/full");
+        return;
+    }
+    let (server, client) = serve("127.0.0.1", &[]);
+    let args = ["ping", &server.addr, "-c", "2", "-i", "0", "--pcap", "/dev/full"];
+    let output = run_for(1, &with(&args, &client));
+    assert!(stdout(&output).contains(" 0 mismatched"), "{}", stdout(&output));
+    assert!(stderr(&output).contains("the capture is not whole: /dev/full"), "{}", stderr(&output));
+}
+
 /// An IPv4 address may be written as one of IPv6.
 #[test]
 fn an_ipv4_address_in_the_form_of_ipv6() {

@@ -214,4 +214,7 @@ async fn a_full_disk_ends_the_capture_alone() {
     let (a, b) = roce_pair_with("127.0.0.1", [options, quick()], |_| {}).await;
     some_work(&a, &b).await;
     assert_eq!(a.cq.poll(&mut [Wc::default()]), 0);
+    let why = a.device.roce_stats().unwrap().capture_failure.expect("it is told");
+    assert!(why.starts_with("/dev/full: "), "{why}");
+    assert_eq!(b.device.roce_stats().unwrap().capture_failure, None);
 }

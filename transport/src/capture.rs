@@ -22,11 +22,13 @@ use crate::error::{Error, Result};
 /// Octets that are kept before they are written to the file.
 const ENOUGH: usize = 64 << 10;
 
-/// A capture under way: pcapng, without privileges, of one engine's own traffic. What it cannot
-/// write is lost, and said once.
+/// A capture under way: pcapng, without privileges, of one engine's own traffic. With what it cannot write
+/// it ends, and the engine's counters tell why.
 pub(crate) struct Tap {
     path: PathBuf,
     file: Option<File>,
+    /// Why it ended early.
+    failed: Option<String>,
     writer: Writer,
     interface: Interface,
 }
@@ -38,7 +40,8 @@ impl Tap {
         let file = File::create(path).map_err(failed)?;
         let mut writer = Writer::new(concat!("userdma ", env!("CARGO_PKG_VERSION")));
         let interface = writer.interface(&format!("udp {local}"));
-        let mut tap = Self { path: path.to_owned(), file: Some(file), writer, interface };
+        let mut tap =
+            Self { path: path.to_owned(), file: Some(file), failed: None, writer, interface };
         tap.flush();
         Ok(tap)
     }
@@ -78,17 +81,25 @@ impl Tap {
 
     /// Writes to the file what is kept.
     pub(crate) fn flush(&mut self) {
-        let Self { path, file, writer, .. } = self;
+        let Self { path, file, failed, writer, .. } = self;
         if writer.octets().is_empty() {
             return;
         }
         if let Some(open) = file
             && let Err(e) = open.write_all(writer.octets())
         {
-            eprintln!("the capture {} ends here: {e}", path.display());
+            *failed = Some(format!("{}: {e}", path.display()));
             *file = None;
         }
         writer.clear();
+    }
+}
+
+impl Tap {
+    /// Why it is not whole, if it is not. What was kept is written first.
+    pub(crate) fn failure(&mut self) -> Option<String> {
+        self.flush();
+        self.failed.clone()
     }
 }
 

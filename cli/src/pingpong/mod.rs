@@ -44,7 +44,7 @@ use crate::{
     Usage, chain,
     common::{Host, Target, split_port},
     output::{self, counted, line, note},
-    roce::{Roce, counters},
+    roce::{Roce, check_capture, counters},
     session::MAX_SIZE,
     stop::Stop,
 };
@@ -256,6 +256,7 @@ pub(crate) async fn run(args: Pingpong) -> Result<ExitCode> {
     if matches!(plan.kind, Kind::Rc | Kind::Srq) {
         linger(&side, &stop).await;
     }
+    check_capture(Some(&side.stats()));
     let Some((message, qp, difference)) = first else { return Ok(ExitCode::SUCCESS) };
     let Difference { at, expected, found } = difference;
     let hint = if plan.client { "" } else { " (does the client check too? it has to)" };

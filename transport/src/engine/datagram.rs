@@ -224,6 +224,8 @@ pub struct RoceStats {
     pub impaired: Option<ImpairerCounters>,
     /// The last thing that the socket refused to send, in words.
     pub trouble: Option<String>,
+    /// Why the capture ([`RoceOptions::capture`](crate::RoceOptions::capture)) is not whole, in words.
+    pub capture_failure: Option<String>,
 }
 
 /// A queue pair's way to its engine.
@@ -283,7 +285,8 @@ impl Engine {
     }
 
     pub(crate) fn stats(&self) -> RoceStats {
-        let core = self.core.lock();
+        let mut core = self.core.lock();
+        let capture_failure = core.tap.as_mut().and_then(Tap::failure);
         let mut qps = core.gone;
         core.port.qps().for_each(|qp| qps += *qp.stats());
         RoceStats {
@@ -293,6 +296,7 @@ impl Engine {
             qps,
             impaired: core.impairer.as_ref().map(Impairer::counters).copied(),
             trouble: core.trouble.as_ref().map(|(_, said)| said.clone()),
+            capture_failure,
         }
     }
 
