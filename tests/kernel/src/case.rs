@@ -178,6 +178,11 @@ impl Lab {
         f(guest.as_ref().context("the guest is down")?)
     }
 
+    /// Whether the guest runs on this processor, rather than in an emulation.
+    pub(crate) fn accelerated(&self) -> Result<bool> {
+        self.with_guest(|guest| Ok(guest.accelerated))
+    }
+
     /// Our address.
     pub(crate) fn host(&self, ipv6: bool) -> IpAddr {
         HOST[usize::from(ipv6)]

@@ -1,13 +1,14 @@
 //! Linux's software RDMA drivers as peers: siw (iWARP) and rxe (RoCEv2) of Debian's kernel, in a virtual
 //! machine, against the programs of this project over a virtual cable.
 //!
-//! `lab test` is for CI; `lab shell` for hands.
+//! `lab test` is for CI, `lab measure` for figures, `lab shell` for hands.
 
 mod case;
 mod cpio;
 mod guest;
 mod image;
 mod job;
+mod measure;
 mod net;
 mod ours;
 mod programs;
@@ -43,6 +44,8 @@ const SKIPPED: u8 = 77;
 Examples:
   lab test                       all tests; captures of those that fail are kept
   lab test siw::errors rxe::rnr  those whose names contain one of these
+  lab measure --write docs/peers.md
+                                 siw, rxe and userdma on one machine; the table goes into the file
   lab shell                      a guest and a prompt; a line with ! in front runs on this side
   lab build                      only make the image
 
@@ -60,6 +63,8 @@ enum Task {
     Build(Common),
     /// Run the tests
     Test(Test),
+    /// Measure siw, rxe and userdma, all in one guest with two processors
+    Measure(measure::Measure),
     /// Boot the guest and give a prompt
     Shell(Shell),
 }
@@ -123,6 +128,7 @@ fn main() -> ExitCode {
     let done = tools::watch_signals().and_then(|()| match cli.command {
         Task::Build(common) => build(&common),
         Task::Test(test) => run_tests(&test),
+        Task::Measure(measure) => run_measure(&measure),
         Task::Shell(shell) => run_shell(&shell),
     });
     match done {
@@ -210,6 +216,15 @@ fn run_tests(args: &Test) -> Result<ExitCode> {
     let lab = lab(&args.common, 1)?;
     let failed = run_all(&lab, cases, &args.out, args.keep, args.again)?;
     Ok(if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn run_measure(args: &measure::Measure) -> Result<ExitCode> {
+    if let Some(why) = obstacle(&args.common) {
+        return Ok(skipped(&why));
+    }
+    let lab = lab(&args.common, measure::PROCESSORS)?;
+    measure::run(&lab, args)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn run_shell(args: &Shell) -> Result<ExitCode> {
