@@ -222,6 +222,7 @@ fn run_measure(args: &measure::Measure) -> Result<ExitCode> {
     if let Some(why) = obstacle(&args.common) {
         return Ok(skipped(&why));
     }
+    args.check()?;
     let lab = lab(&args.common, measure::PROCESSORS)?;
     measure::run(&lab, args)?;
     Ok(ExitCode::SUCCESS)

@@ -14,7 +14,8 @@ use crate::{
 };
 
 /// The MTU of the wire, and the path MTU that rxe makes of it.
-const MTUS: [(u16, u32); 5] = [(576, 512), (1500, 1024), (2500, 2048), (4500, 4096), (9000, 4096)];
+const MTUS: [(u16, u32); 6] =
+    [(400, 256), (576, 512), (1500, 1024), (2500, 2048), (4500, 4096), (9000, 4096)];
 
 fn rping(ipv6: bool, size: u32) -> Rping<'static> {
     Rping { ipv6, size, rounds: 100, more: &[] }
@@ -46,10 +47,19 @@ pub(crate) fn cases() -> Vec<Case> {
                     checked(lab, |lab| {
                         let rping = rping(ipv6, 4000);
                         if server { rping.server(lab) } else { rping.client(lab) }.map(drop)
-                    })
+                    })?;
+                    wire::path_mtu_is(&lab.wire()?, path.min(4000))
                 }));
             }
         }
+    }
+    // A wire that carries IPv6 has a path MTU of 1024 at least, unless the initiator asks for less.
+    for (path, more) in [(256, &["--mtu", "256"]), (512, &["--mtu", "512"])] {
+        let name = format!("rxe::rping::ipv6_path{path}_server");
+        all.push(Case::new(name, Needs::rxe(1500), move |lab| {
+            checked(lab, |lab| Rping { more, ..rping(true, 4000) }.server(lab).map(drop))?;
+            wire::path_mtu_is(&lab.wire()?, path)
+        }));
     }
     let plain = || Needs::rxe(1500);
     for kind in ["rc", "uc", "ud", "srq"] {

@@ -71,6 +71,19 @@ pub(crate) fn all_icrc_good(frames: &[Frame]) -> Result<()> {
     Ok(())
 }
 
+/// The longest packet of data carries so many octets.
+pub(crate) fn path_mtu_is(frames: &[Frame], octets: u32) -> Result<()> {
+    let longest = roce(frames)
+        .filter(|(_, packet)| packet.mad.is_none())
+        .map(|(_, packet)| packet.payload_len)
+        .max();
+    ensure!(
+        longest.map(u64::from) == Some(octets.into()),
+        "the longest packet carries {longest:?} octets, not {octets}"
+    );
+    Ok(())
+}
+
 /// With `on` every FPDU carries a CRC that is right; without it none was agreed on. There are FPDUs of both.
 pub(crate) fn crc_is(frames: &[Frame], on: bool) -> Result<()> {
     let all: Vec<_> = fpdus(frames).map(|(_, fpdu)| fpdu).collect();
