@@ -41,6 +41,11 @@ impl NotificationPoint {
         true
     }
 
+    /// The CNP leaves now, which may be later than it was due: the interval counts from here.
+    pub fn on_sent(&mut self, now: Instant) {
+        self.quiet_until = Some(now + self.interval);
+    }
+
     /// Calls of [`on_marked`](Self::on_marked) so far.
     pub const fn marked(&self) -> u64 {
         self.marked
@@ -73,6 +78,10 @@ mod tests {
         assert!(!np.on_marked(at(50_006)));
         assert!(np.on_marked(at(50_007)));
         assert_eq!((np.marked(), np.cnps()), (4, 2));
+        // It was held up for a while.
+        np.on_sent(at(90_000));
+        assert!(!np.on_marked(at(139_999)));
+        assert!(np.on_marked(at(140_000)));
     }
 
     proptest! {

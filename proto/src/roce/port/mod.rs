@@ -558,7 +558,7 @@ impl Port {
     ) -> Option<Destination> {
         let first = self.transmit_last_acks(now, mem, limits, train);
         let first = first.or_else(|| self.transmit_mad(mem, train));
-        let first = first.or_else(|| self.transmit_cnp(mem, train));
+        let first = first.or_else(|| self.transmit_cnp(now, mem, train));
         let sent = first.or_else(|| {
             // Each has its turn at most once: who has nothing leaves the line.
             while let Some(qpn) = self.ready.pop_front() {
@@ -636,6 +636,7 @@ impl Port {
     /// The next congestion notification (IBTA vol. 1, annex A17.9.1).
     fn transmit_cnp<M: Memory + ?Sized>(
         &mut self,
+        now: Instant,
         mem: &M,
         train: &mut Train,
     ) -> Option<Destination> {
@@ -653,6 +654,7 @@ impl Port {
             train.clear();
             if train.push(ends, &mut headers, Source::Bytes(&cnp.reserved), mem, scope).is_ok() {
                 self.stats.cnps_sent += 1;
+                slot.notification.on_sent(now);
                 let tos = slot.traffic_class & !0b11;
                 return Some(Destination { to: attr.peer, from: attr.local, tos, scope });
             }
