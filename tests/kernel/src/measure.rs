@@ -48,7 +48,8 @@ pub(crate) struct Measure {
     )]
     ops: Vec<Op>,
 
-    /// Seconds a run of a bandwidth; those of a latency last as long as their round trips take
+    /// Seconds a run of ours; a latency lasts as long as its round trips take, and perftest as its
+    /// messages
     #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=60))]
     duration: u32,
 
@@ -218,9 +219,12 @@ pub(crate) fn run(lab: &Lab, args: &Measure) -> Result<()> {
         let (before, after) = parts(path)?;
         let runs = args.runs;
         let how = format!(
-            "{about} {} of {} s each, the median; ours / theirs.",
-            if runs == 1 { "One run".into() } else { format!("{runs} runs") },
-            args.duration
+            "{about} {}; the ratio is ours / theirs.",
+            if runs == 1 {
+                "One run each".into()
+            } else {
+                format!("The median of {runs} runs each")
+            },
         );
         let table = table(&rows);
         fs::write(path, format!("{before}{BEGIN}\n\n{how}\n{table}\n{END}{after}"))
@@ -313,7 +317,7 @@ impl Cell {
     /// The figure of perftest, of two processes in the guest.
     fn perftest(self, lab: &Lab, device: &str) -> Result<f64> {
         let how = match self.kind {
-            Kind::Bandwidth => format!("-D {} --report_gbits", self.seconds),
+            Kind::Bandwidth => format!("-n {} --report_gbits", messages(self.size)),
             Kind::Latency => format!("-n {}", round_trips(self.size)),
         };
         let suffix = if self.kind == Kind::Bandwidth { "bw" } else { "lat" };
@@ -352,6 +356,12 @@ impl Cell {
         let value = objects.first().and_then(|object| object["value"].as_f64());
         value.with_context(|| format!("`{}` printed no figure:\n{}", output.command, output.tail()))
     }
+}
+
+/// Messages of a bandwidth of perftest: 128 MiB in all, but as many as are under way at least. (By time, it
+/// gives 0 where not one of them ends in the middle of it.)
+fn messages(size: usize) -> usize {
+    ((128 << 20) / size).clamp(128, 20_000)
 }
 
 fn round_trips(size: usize) -> u32 {
