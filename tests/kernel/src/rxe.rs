@@ -15,7 +15,7 @@ use crate::{
 
 /// The MTU of the wire, and the path MTU that rxe makes of it.
 const MTUS: [(u16, u32); 6] =
-    [(400, 256), (576, 512), (1500, 1024), (2500, 2048), (4500, 4096), (9000, 4096)];
+    [(576, 256), (620, 512), (1500, 1024), (2500, 2048), (4500, 4096), (9000, 4096)];
 
 fn rping(ipv6: bool, size: u32) -> Rping<'static> {
     Rping { ipv6, size, rounds: 100, more: &[] }
