@@ -687,6 +687,30 @@ fn half_a_message_and_then_fin_is_a_loss() {
     }
 }
 
+/// siw takes a FIN that comes with the reply for no reply at all.
+#[test]
+fn the_fin_behind_a_reject_waits_for_the_peers() {
+    let rejecting = || {
+        let mut peer = Side::new(Connection::initiator(config(5, 9), b"", T0).expect("valid"));
+        let mut side = Side::new(Connection::responder(config(5, 9), T0));
+        side.feed(T0, &peer.drain_all(T0));
+        side.conn.reject(b"no", T0).expect("there is a request");
+        assert!(!side.drain_all(T0).is_empty());
+        assert_eq!(side.shutdowns, []);
+        side
+    };
+    let mut side = rejecting();
+    side.feed_eof(T0);
+    assert_eq!(side.shutdowns, [Shutdown::Close]);
+    // One that does not close gets it half a second later.
+    let mut side = rejecting();
+    let at = side.conn.poll_timeout().expect("a time");
+    assert_eq!(at, T0 + std::time::Duration::from_millis(500));
+    side.conn.handle_timeout(at);
+    side.drain_all(at);
+    assert_eq!(side.shutdowns, [Shutdown::Write]);
+}
+
 #[test]
 fn a_peer_that_never_closes_is_cut_off_in_time() {
     let mut side = responder();

@@ -80,6 +80,8 @@ pub struct Connection {
     /// Why the connection ends, once that is settled.
     pub(super) reason: Option<CloseReason>,
     pub(super) peer_fin: bool,
+    /// Our FIN waits until then, or for the peer's.
+    pub(super) fin_at: Option<Instant>,
     pub(super) fin_given: bool,
     pub(super) deadline: Option<Instant>,
     /// When an empty WRITE is due ([`Config::nudge`]).
@@ -126,6 +128,7 @@ impl Connection {
             terminate: None,
             reason: None,
             peer_fin: false,
+            fin_at: None,
             fin_given: false,
             deadline,
             nudge_at: None,
@@ -403,6 +406,7 @@ impl Connection {
             self.nudge_at = None;
             self.tx.nudge = matches!(self.phase, Phase::Open | Phase::Draining);
         }
+        self.fin_at = self.fin_at.filter(|&at| now < at);
         if self.deadline.is_none_or(|deadline| now < deadline) {
             return;
         }
@@ -437,6 +441,7 @@ impl Connection {
                 self.phase = Phase::FinSent;
                 Some(Shutdown::Write)
             }
+            Phase::Ending if self.fin_at.is_some() && !self.peer_fin => None,
             Phase::Ending if self.terminate.is_none() && !self.fin_given => {
                 self.fin_given = true;
                 if self.peer_fin {
@@ -461,10 +466,7 @@ impl Connection {
 
     /// When [`Connection::handle_timeout`] wants to be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        match (self.deadline, self.nudge_at) {
-            (Some(deadline), Some(nudge)) => Some(deadline.min(nudge)),
-            (deadline, nudge) => deadline.or(nudge),
-        }
+        [self.deadline, self.nudge_at, self.fin_at].into_iter().flatten().min()
     }
 
     /// The peer sends nothing more: what needs something of it is flushed.

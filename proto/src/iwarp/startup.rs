@@ -1,6 +1,7 @@
 //! MPA start-up: RFC 5044 §7.1, with the enhanced frames of RFC 6581.
 
 use alloc::vec::Vec;
+use core::time::Duration;
 
 use super::{
     Config, Connection, Established, Event, Request, RtrKinds, Shutdown, StartupError,
@@ -26,6 +27,10 @@ pub(super) struct Negotiation {
     revision: u8,
     enhanced: Option<Enhanced>,
 }
+
+/// So long the FIN behind a reject waits for the peer's. Linux's siw takes a FIN that comes with the reply
+/// for the end of a connection without one, and its program never sees the private data.
+const FIN_AFTER_REJECT: Duration = Duration::from_millis(500);
 
 impl Connection {
     /// The initiator's first frame.
@@ -187,6 +192,7 @@ impl Connection {
         self.flush_all();
         self.phase = Phase::Ending;
         self.deadline = Some(now + self.config.close_timeout);
+        self.fin_at = Some(now + FIN_AFTER_REJECT);
         Ok(())
     }
 

@@ -20,7 +20,8 @@ use userdma_proto::{
     },
 };
 
-/// TCP's flag.
+/// TCP's flags.
+const FIN: u8 = 1;
 const RST: u8 = 4;
 
 const OURS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 99, 0, 1));
@@ -135,6 +136,19 @@ fn data_right_behind_the_reply() {
     // From us it takes nothing, for we wait: nobody begins.
     let frames = capture("siw-ucmatose-we_hold_back");
     assert_eq!((wire::starts(&frames).count(), wire::fpdus(&frames).count()), (2, 0));
+}
+
+#[test]
+fn a_fin_right_behind_a_reject() {
+    let frames = capture("siw-connect-reject_theirs_to_ours");
+    let reply = wire::starts(&frames).last().expect("a reply");
+    assert!(reply.0 == OURS && reply.1.flags.contains(StartFlags::REJECT));
+    let ends: Vec<_> = frames
+        .iter()
+        .filter_map(|frame| Some((frame.ends?.src, frame.tcp?.flags & (FIN | RST))))
+        .filter(|(_, flags)| *flags != 0)
+        .collect();
+    assert_eq!(ends, [(OURS, FIN), (THEIRS, RST)]);
 }
 
 #[test]

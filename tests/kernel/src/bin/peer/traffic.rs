@@ -323,6 +323,8 @@ async fn serve(dev: &Device, set: &Settings, request: ConnRequest) -> Result<(us
     if let Some(why) = &set.reject {
         request.reject(why.as_bytes()).await?;
         say(&json!({"event": "rejected"}));
+        // The end of this program would be the end of the connection.
+        sleep(Duration::from_millis(700)).await;
         return Ok((0, 0));
     }
     let pd = dev.alloc_pd()?;
