@@ -45,7 +45,7 @@ const SKIPPED: u8 = 77;
     after_help = "\
 Examples:
   lab test                       all tests; captures of those that fail are kept
-  lab test siw::errors rxe::rnr  those whose names contain one of these
+  lab test siw::errors rxe::rping  those whose names contain one of these
   lab measure --write docs/peers.md
                                  siw, rxe and userdma on one machine; the table goes into the file
   lab shell                      a guest and a prompt; a line with ! in front runs on this side
