@@ -702,6 +702,7 @@ fn the_fin_behind_a_reject_waits_for_the_peers() {
     let mut side = rejecting();
     side.feed_eof(T0);
     assert_eq!(side.shutdowns, [Shutdown::Close]);
+    assert_eq!(side.conn.poll_timeout(), None, "nothing is waited for any more");
     // One that does not close gets it half a second later.
     let mut side = rejecting();
     let at = side.conn.poll_timeout().expect("a time");

@@ -511,8 +511,7 @@ impl Connection {
         }
         self.phase = Phase::Closed;
         self.flush_all();
-        self.deadline = None;
-        self.nudge_at = None;
+        (self.deadline, self.nudge_at, self.fin_at) = (None, None, None);
         self.terminate = None;
         self.startup_out.clear();
         self.shutdown = Some(shutdown);
