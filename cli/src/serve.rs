@@ -2,7 +2,7 @@
 //! `perf`, which their private data tells apart.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, btree_map::OccupiedEntry},
     fmt, io,
     net::SocketAddr,
     process::ExitCode,
@@ -243,7 +243,8 @@ impl Shared {
         loop {
             let admitted = self.try_admit(asked);
             let Err(_) = admitted else { return admitted };
-            let Some(since) = self.oldest_newcomer() else { return admitted };
+            let oldest = self.oldest_newcomer(|entry| entry.get().since);
+            let Some(since) = oldest else { return admitted };
             let wait = until.min(since + GRACE);
             if patience.is_some() && wait > Instant::now() {
                 sleep_until(wait).await;
@@ -253,14 +254,17 @@ impl Shared {
         }
     }
 
-    /// Since when the connection that was accepted first of those that never came about is on its
-    /// way.
-    fn oldest_newcomer(&self) -> Option<Instant> {
+    /// What `f` makes of the client that was accepted first of those whose connection has not come
+    /// about, if there is any.
+    fn oldest_newcomer<T>(
+        &self,
+        f: impl FnOnce(OccupiedEntry<'_, u64, Newcomer>) -> T,
+    ) -> Option<T> {
         let mut newcomers = lock(&self.newcomers);
         loop {
             let first = newcomers.first_entry()?;
             if first.get().qp.terms().is_none() {
-                return Some(first.get().since);
+                return Some(f(first));
             }
             // It came about.
             first.remove();
@@ -269,8 +273,7 @@ impl Shared {
 
     /// Ends the connection that was accepted first of those that never came about, if there is any.
     fn dismiss_newcomer(&self) {
-        while self.oldest_newcomer().is_some() {
-            let Some((_, newcomer)) = lock(&self.newcomers).pop_first() else { return };
+        while let Some(newcomer) = self.oldest_newcomer(|entry| entry.remove()) {
             let Some(admitted) = lock(&newcomer.held).take() else { continue };
             newcomer.qp.abort();
             drop(admitted);
