@@ -26,9 +26,8 @@ const ENOUGH: usize = 64 << 10;
 /// it ends, and the engine's counters tell why.
 pub(crate) struct Tap {
     path: PathBuf,
-    file: Option<File>,
-    /// Why it ended early.
-    failed: Option<String>,
+    /// Or why it ended early.
+    file: Result<File, String>,
     writer: Writer,
     interface: Interface,
 }
@@ -40,8 +39,7 @@ impl Tap {
         let file = File::create(path).map_err(failed)?;
         let mut writer = Writer::new(concat!("userdma ", env!("CARGO_PKG_VERSION")));
         let interface = writer.interface(&format!("udp {local}"));
-        let mut tap =
-            Self { path: path.to_owned(), file: Some(file), failed: None, writer, interface };
+        let mut tap = Self { path: path.to_owned(), file: Ok(file), writer, interface };
         tap.flush();
         Ok(tap)
     }
@@ -81,25 +79,22 @@ impl Tap {
 
     /// Writes to the file what is kept.
     pub(crate) fn flush(&mut self) {
-        let Self { path, file, failed, writer, .. } = self;
+        let Self { path, file, writer, .. } = self;
         if writer.octets().is_empty() {
             return;
         }
-        if let Some(open) = file
+        if let Ok(open) = file
             && let Err(e) = open.write_all(writer.octets())
         {
-            *failed = Some(format!("{}: {e}", path.display()));
-            *file = None;
+            *file = Err(format!("{}: {e}", path.display()));
         }
         writer.clear();
     }
-}
 
-impl Tap {
     /// Why it is not whole, if it is not. What was kept is written first.
     pub(crate) fn failure(&mut self) -> Option<String> {
         self.flush();
-        self.failed.clone()
+        self.file.as_ref().err().cloned()
     }
 }
 

@@ -33,6 +33,8 @@ pub struct Qp {
     pub(super) window: Window,
     /// What a port lets it have on the way of what its queue pairs share; `None` without a port.
     pub(super) share: Option<Share>,
+    /// Octets that a port has room for, of requests out of order.
+    pub(super) room: usize,
     pub(super) stats: Stats,
     /// How fast it may send; `None`: as it can.
     reaction: Option<ReactionPoint>,
@@ -60,6 +62,7 @@ impl Qp {
             given: QpAttr::default(),
             window: Window::default(),
             share: None,
+            room: usize::MAX,
             stats: Stats::default(),
             tx: Requester::default(),
             rx: Responder::default(),

@@ -363,6 +363,7 @@ impl Qp {
             || !is_request
             || self.rx.kept.len() >= self.config.max_kept
             || self.rx.kept_octets + octets > self.config.max_kept_octets
+            || octets > self.room
             || self.rx.kept.contains_key(&number)
         {
             return;

@@ -75,6 +75,14 @@ impl Config {
             dcqcn: Some(Dcqcn::default()),
         }
     }
+
+    /// With room for all that a peer with this window may have on the way behind one that is lost: its
+    /// octets, and as many again for what is remembered of each packet.
+    pub fn keeping(mut self, window: Window) -> Self {
+        self.max_kept = self.max_kept.max(window.packets as usize);
+        self.max_kept_octets = self.max_kept_octets.max(2 * window.octets as usize);
+        self
+    }
 }
 
 /// How much an RC queue pair has on the way before it waits for an acknowledgement. Responses to

@@ -409,13 +409,11 @@ impl Engine {
     }
 
     /// A queue pair in the port, in RESET, with the number that it gives.
-    pub(crate) fn create_qp(&self, mut config: roce::Config, init: &QpInit) -> Result<Qpn> {
+    pub(crate) fn create_qp(&self, config: roce::Config, init: &QpInit) -> Result<Qpn> {
         let mut core = self.core.lock();
-        // Behind one that is lost there may be all that we let a peer send. A packet of the window counts
-        // 1024 octets at least; what is kept of it has a head besides.
-        let window = core.port.config().window as usize;
-        config.max_kept = config.max_kept.max(window / 1024);
-        config.max_kept_octets = config.max_kept_octets.max(2 * window);
+        // A packet counts 1024 octets at least.
+        let octets = core.port.config().window;
+        let config = config.keeping(roce::Window { packets: octets / 1024, octets });
         let qpn = core.port.create_qp(config)?;
         let made = core.prepare(qpn, init);
         if made.is_err() {

@@ -123,8 +123,8 @@ impl Wakes {
         self.ended = true;
     }
 
-    fn fire(mut self, qp: &QpShared) {
-        if std::mem::take(&mut self.ended) {
+    fn fire(self, qp: &QpShared) {
+        if self.ended {
             qp.tell_end();
         }
         self.call();

@@ -52,7 +52,7 @@ impl Port {
             retry_count: wanted.retry_count,
             traffic_class: wanted.traffic_class,
             private_data: wanted.private_data,
-            token: wanted.token.then(|| self.token_for(peer)),
+            token: wanted.token.then(|| self.token_for(qpn, peer)),
             ..cm::Connect::new(
                 peer,
                 local_ip,
@@ -66,10 +66,9 @@ impl Port {
                 },
             )
         };
-        let granted = wanted.token.then_some(peer);
-        let conn = self.granted(granted, |port| port.cm.connect(now, &connect))?;
+        let conn = self.cm.connect(now, &connect).inspect_err(|_| self.give_back(qpn))?;
         self.peers.set_local(peer.ip(), local_ip);
-        self.attach(qpn, conn, local_ip, granted);
+        self.attach(qpn, conn, local_ip);
         Ok(())
     }
 
@@ -132,16 +131,15 @@ impl Port {
             srq: self.qp(qpn).is_some_and(Qp::shares_receives),
             ..LocalQp::new(qpn, self.psn())
         };
-        let granted = theirs.token.is_some().then_some(theirs.peer);
         let accept = cm::Accept {
             target_ack_delay: answer.target_ack_delay,
             private_data: answer.private_data,
-            token: granted.map(|peer| self.token_for(peer)),
+            token: theirs.token.map(|_| self.token_for(qpn, theirs.peer)),
             ..cm::Accept::new(qp)
         };
-        self.granted(granted, |port| port.cm.accept(now, theirs.conn, &accept))?;
+        self.cm.accept(now, theirs.conn, &accept).inspect_err(|_| self.give_back(qpn))?;
         self.peers.set_local(theirs.peer.ip(), request.local.ip());
-        self.attach(qpn, theirs.conn, request.local.ip(), granted);
+        self.attach(qpn, theirs.conn, request.local.ip());
         let rtr = QpAttr {
             peer: Some(theirs.peer),
             dest_qp: Some(theirs.qpn),
@@ -220,22 +218,19 @@ impl Port {
     }
 
     /// What we say of ourselves to the peer at `socket`, with its part of our receive buffer, which is its own
-    /// until [`Grants::leave`].
-    fn token_for(&mut self, socket: SocketAddr) -> Token {
+    /// until [`Port::give_back`].
+    fn token_for(&mut self, qpn: Qpn, socket: SocketAddr) -> Token {
+        if let Some(slot) = self.slots.get_mut(qpn) {
+            slot.granted = Some(socket);
+        }
         Token { window: self.grants.join(socket), ..self.token() }
     }
 
-    /// Does what may fail behind [`Port::token_for`].
-    fn granted<T, E>(
-        &mut self,
-        to: Option<SocketAddr>,
-        f: impl FnOnce(&mut Self) -> Result<T, E>,
-    ) -> Result<T, E> {
-        let done = f(self);
-        if let (Some(socket), Err(_)) = (to, &done) {
+    /// The queue pair has no connection, or none any more, whose peer was told a part of our receive buffer.
+    pub(super) fn give_back(&mut self, qpn: Qpn) {
+        if let Some(socket) = self.slots.get_mut(qpn).and_then(|slot| slot.granted.take()) {
             self.grants.leave(socket);
         }
-        done
     }
 
     /// What we say of ourselves to a userdma peer that is the only one.
@@ -258,10 +253,10 @@ impl Port {
     }
 
     /// The queue pair, in RESET or INIT, has a connection from here on.
-    fn attach(&mut self, qpn: Qpn, conn: ConnId, local_ip: IpAddr, granted: Option<SocketAddr>) {
+    fn attach(&mut self, qpn: Qpn, conn: ConnId, local_ip: IpAddr) {
         self.links.insert(conn, qpn);
         let Some(slot) = self.slots.get_mut(qpn) else { return };
-        (slot.conn, slot.granted) = (Some(conn), granted);
+        slot.conn = Some(conn);
         let local = Some(SocketAddr::new(local_ip.to_canonical(), self.config.local.port()));
         let changed = slot.qp.modify(&QpAttr { local, ..QpAttr::to(QpState::Init) });
         debug_assert_eq!(changed, Ok(()), "to INIT");
@@ -299,11 +294,8 @@ impl Port {
     fn detach(&mut self, conn: ConnId) -> Option<Qpn> {
         let qpn = self.links.remove(&conn)?;
         self.fail_qp(qpn);
-        let slot = self.slots.get_mut(qpn)?;
-        slot.conn = None;
-        if let Some(socket) = slot.granted.take() {
-            self.grants.leave(socket);
-        }
+        self.give_back(qpn);
+        self.slots.get_mut(qpn)?.conn = None;
         Some(qpn)
     }
 

@@ -268,6 +268,7 @@ impl Port {
     /// # Errors
     /// There is none.
     pub fn destroy_qp(&mut self, now: Instant, qpn: Qpn) -> Result<(), PortError> {
+        self.give_back(qpn);
         let slot = self.slots.remove(qpn).ok_or(PortError::UnknownQp(qpn))?;
         self.kept -= slot.kept;
         if let Some(at) = slot.alarm {
@@ -276,9 +277,6 @@ impl Port {
         if let Some((_, purse)) = slot.socket {
             self.budgets.leave(purse, qpn);
             self.wake(purse);
-        }
-        if let Some(socket) = slot.granted {
-            self.grants.leave(socket);
         }
         if let Some(conn) = slot.conn {
             self.links.remove(&conn);
@@ -513,8 +511,7 @@ impl Port {
         }
         let Some(slot) = self.slots.get_mut(qpn) else { return };
         let before = slot.qp.state();
-        let room = self.config.max_kept_octets.saturating_sub(self.kept);
-        slot.qp.config.max_kept_octets = slot.max_kept.min(room + slot.kept);
+        slot.qp.room = self.config.max_kept_octets.saturating_sub(self.kept);
         slot.qp.handle_packet(now, received, mem);
         let is_request = bth.opcode().info().is_some_and(|info| info.request);
         if is_request && slot.qp.state() == before {

@@ -41,8 +41,7 @@ pub(super) struct Slot {
     pub(super) socket: Option<(SocketAddr, Purse)>,
     /// What it has of that, and of our own.
     pub(super) load: Load,
-    /// Octets of packets out of order that it may keep, were it alone, and that it keeps.
-    pub(super) max_kept: usize,
+    /// Octets of packets out of order that it keeps.
     pub(super) kept: usize,
     /// It stands in a line for more.
     pub(super) waits: bool,
@@ -105,7 +104,6 @@ impl Slots {
         config.scope.qpn = qpn(*generation, index);
         let slot = Slot {
             max_train: config.max_train,
-            max_kept: config.max_kept_octets,
             kept: 0,
             qp: Qp::new(config),
             conn: None,

@@ -1,11 +1,6 @@
 //! Whether what happened was right.
 
-use alloc::{
-    collections::{BTreeMap, BTreeSet},
-    format,
-    string::String,
-    vec::Vec,
-};
+use alloc::{collections::BTreeMap, format, string::String, vec::Vec};
 use core::net::SocketAddr;
 
 use super::{
@@ -129,10 +124,8 @@ type Drops = BTreeMap<(usize, usize, usize), Lost>;
 
 #[derive(Default)]
 struct Lost {
-    /// These requests were lost.
-    requests: BTreeSet<u32>,
-    /// Those of them that ask for an answer.
-    questions: BTreeSet<u32>,
+    /// These requests were lost, and whether they ask for an answer.
+    requests: BTreeMap<u32, bool>,
     /// An answer was lost.
     answer: bool,
     /// Something was overtaken: who repeats from the first one lost on drops what overtakes.
@@ -154,10 +147,7 @@ fn attempts_that_lost(world: &World) -> Drops {
             if key.is_answer() {
                 lost.answer = true;
             } else {
-                lost.requests.insert(key.psn().get());
-            }
-            if key.asks() {
-                lost.questions.insert(key.psn().get());
+                *lost.requests.entry(key.psn().get()).or_default() |= key.asks();
             }
         }
     }
@@ -192,9 +182,10 @@ fn reason(
     let matters = |lost: &Lost, awaited: Psn| {
         let request = match una {
             Some(una) => {
-                let behind = |&psn: &u32| !Psn::new(psn).is_before(una);
-                let either = [una, awaited].iter().any(|psn| lost.requests.contains(&psn.get()));
-                either || lost.questions.iter().any(behind)
+                let either =
+                    [una, awaited].iter().any(|psn| lost.requests.contains_key(&psn.get()));
+                let behind = |psn: u32| !Psn::new(psn).is_before(una);
+                either || lost.requests.iter().any(|(&psn, &asks)| asks && behind(psn))
             }
             None => !lost.requests.is_empty(),
         };

@@ -214,10 +214,7 @@ impl World {
         config.max_train = 1 + dice.below(128) as usize;
         config.credits = dice.one_in(2);
         config.ecn = dice.one_in(2);
-        // All that a window has may come before its turn, with its heads.
-        config.max_kept = config.max_kept.max(s.window.packets as usize);
-        config.max_kept_octets = config.max_kept_octets.max(2 * s.window.octets as usize);
-        let mut qp = Qp::new(config);
+        let mut qp = Qp::new(config.keeping(s.window));
         qp.set_window(s.window);
         let connected = s.kind != QpType::Ud;
         let steps = [
