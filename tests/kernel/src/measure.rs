@@ -25,9 +25,6 @@ const PORT: u16 = 18_515;
 /// Two lines of the file that is written, between which the figures stand.
 const BEGIN: &str = "<!-- figures of lab measure -->";
 const END: &str = "<!-- end of the figures -->";
-/// Round trips that a latency of perftest is the median of, by the size of the message: as `perf` has it, a
-/// hundred at least.
-const ROUND_TRIPS: [(usize, u32); 2] = [(4096, 1000), (usize::MAX, 200)];
 
 #[derive(Debug, Args)]
 pub(crate) struct Measure {
@@ -109,6 +106,14 @@ impl Kind {
         match self {
             Self::Bandwidth => "bandwidth",
             Self::Latency => "latency",
+        }
+    }
+
+    /// As perftest and `perf` call it.
+    fn short(self) -> &'static str {
+        match self {
+            Self::Bandwidth => "bw",
+            Self::Latency => "lat",
         }
     }
 
@@ -302,14 +307,9 @@ impl Cell {
             ),
             Stack::Roce => self.perf(lab, "--transport roce --mtu 4096"),
         };
-        let value = value.with_context(|| {
-            format!(
-                "{} of {}, {} octets, by {stack:?}",
-                self.kind.name(),
-                self.op.name(),
-                self.size
-            )
-        })?;
+        let (what, op, size) = (self.kind.name(), self.op.name(), self.size);
+        let value =
+            value.with_context(|| format!("{what} of {op}, {size} octets, by {stack:?}"))?;
         ensure!(value.is_finite() && value > 0.0, "{stack:?} gives {value} {}", self.kind.unit());
         Ok(value)
     }
@@ -320,9 +320,8 @@ impl Cell {
             Kind::Bandwidth => format!("-n {} --report_gbits", messages(self.size)),
             Kind::Latency => format!("-n {}", round_trips(self.size)),
         };
-        let suffix = if self.kind == Kind::Bandwidth { "bw" } else { "lat" };
-        let command =
-            format!("ib_{}_{suffix} {device} -F -p {PORT} -s {} {how}", self.op.name(), self.size);
+        let (op, kind, size) = (self.op.name(), self.kind.short(), self.size);
+        let command = format!("ib_{op}_{kind} {device} -F -p {PORT} -s {size} {how}");
         let (client, server) = lab.guest_beside(&command, |_| {
             lab.guest_listens(PORT)?;
             lab.guest(&format!("{command} {}", lab.peer(false)))
@@ -335,12 +334,10 @@ impl Cell {
 
     /// The figure of `userdma perf`.
     fn perf(self, lab: &Lab, transport: &str) -> Result<f64> {
-        let kind = if self.kind == Kind::Bandwidth { "bw" } else { "lat" };
+        let (op, kind, size) = (self.op.name(), self.kind.short(), self.size);
         let command = |seconds: u32| {
             format!(
-                "userdma perf --local --json --op {} --size {} --{kind} {transport} --duration {seconds}",
-                self.op.name(),
-                self.size
+                "userdma perf --local --json --op {op} --size {size} --{kind} {transport} --duration {seconds}"
             )
         };
         let mut output = lab.guest(&command(self.seconds))?;
@@ -364,8 +361,9 @@ fn messages(size: usize) -> usize {
     ((128 << 20) / size).clamp(128, 20_000)
 }
 
+/// Round trips that a latency of perftest is the median of: as `perf` has it, a hundred at least.
 fn round_trips(size: usize) -> u32 {
-    ROUND_TRIPS.iter().find(|(most, _)| size <= *most).map_or(100, |&(_, count)| count)
+    if size <= 4096 { 1000 } else { 200 }
 }
 
 /// The figure in what perftest prints: the average bandwidth in GB/s, or the median of the latencies in µs.

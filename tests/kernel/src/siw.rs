@@ -221,13 +221,7 @@ fn read_of_nothing(lab: &Lab) -> Result<()> {
     }
     let (host, guest) = (lab.host(false), lab.peer(false));
     let frames = lab.wire()?;
-    let answers: Vec<_> = wire::fpdus(&frames)
-        .filter(|(from, fpdu)| {
-            *from == guest
-                && fpdu.header.is_some_and(|header| header.opcode() == Opcode::READ_RESPONSE)
-        })
-        .map(|(_, fpdu)| fpdu.payload_len)
-        .collect();
+    let answers = wire::payloads(&frames, guest, Opcode::READ_RESPONSE);
     ensure!(answers == [1], "READ responses of {answers:?} octets:\n{}", said.client.tail());
     let found = wire::terminates(&frames, host);
     ensure!(found.len() == 1 && found[0][..2] == [0x11, 1], "TERMINATEs of ours: {found:02x?}");

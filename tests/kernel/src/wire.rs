@@ -6,7 +6,10 @@ use anyhow::{Result, ensure};
 use userdma_proto::{
     dissect::{CrcState, Fpdu, Frame, IcrcState, Iwarp, Operation, Roce, Start},
     wire::{
-        iwarp::mpa::{StartFlags, StartKind},
+        iwarp::{
+            mpa::{StartFlags, StartKind},
+            rdmap::Opcode,
+        },
         roce::aeth::Syndrome,
     },
 };
@@ -27,6 +30,16 @@ pub(crate) fn fpdus(frames: &[Frame]) -> impl Iterator<Item = (IpAddr, &Fpdu)> {
             Iwarp::Start(_) | Iwarp::Error(_) => None,
         })
     })
+}
+
+/// Octets of payload of the FPDUs with `opcode` that `from` sent.
+pub(crate) fn payloads(frames: &[Frame], from: IpAddr, opcode: Opcode) -> Vec<u16> {
+    fpdus(frames)
+        .filter(|(sender, fpdu)| {
+            *sender == from && fpdu.header.is_some_and(|header| header.opcode() == opcode)
+        })
+        .map(|(_, fpdu)| fpdu.payload_len)
+        .collect()
 }
 
 /// The start-up frames of iWARP, and who sent them.

@@ -162,16 +162,8 @@ fn nothing_follows_a_terminate_of_ours() {
 #[test]
 fn a_read_of_nothing_is_answered_with_an_octet() {
     let frames = capture("siw-operations-read_of_nothing");
-    let of = |from: IpAddr, opcode: Opcode| -> Vec<usize> {
-        wire::fpdus(&frames)
-            .filter(|(sender, fpdu)| {
-                *sender == from && fpdu.header.is_some_and(|header| header.opcode() == opcode)
-            })
-            .map(|(_, fpdu)| fpdu.payload_len as usize)
-            .collect()
-    };
-    assert_eq!(of(THEIRS, Opcode::SEND), [1]);
-    assert_eq!(of(THEIRS, Opcode::READ_RESPONSE), [1]);
+    assert_eq!(wire::payloads(&frames, THEIRS, Opcode::SEND), [1]);
+    assert_eq!(wire::payloads(&frames, THEIRS, Opcode::READ_RESPONSE), [1]);
     let end = wire::terminates(&frames, OURS);
     assert_eq!((end.len(), &end[0][..2]), (1, &[0x11, 1][..]));
 }
