@@ -4,21 +4,35 @@ mod common;
 
 use std::{
     collections::HashSet,
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use common::*;
-use tokio::{
-    sync::{Mutex, Semaphore},
-    task::JoinSet,
-};
+use tokio::{runtime::Builder, sync::Semaphore, task::JoinSet};
 use userdma::{
     CloseReason, Device, DeviceOptions, Mr, Pd, Qp, QpInit, QpType, Region, SendOp, SendWr,
 };
 
-/// These tests look at the whole process.
-static ALONE: Mutex<()> = Mutex::const_new(());
+/// These tests look at the whole process: one begins when the runtime of the one before, with all that its tasks
+/// held, is gone.
+fn alone(mut runtime: Builder, test: impl Future<Output = ()>) {
+    let _alone = one_at_a_time();
+    let runtime = runtime.enable_all().build().unwrap();
+    runtime.block_on(test);
+    drop(runtime);
+}
+
+fn one_at_a_time() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn two_workers() -> Builder {
+    let mut builder = Builder::new_multi_thread();
+    builder.worker_threads(2);
+    builder
+}
 
 /// How many UDP sockets this process has open.
 fn sockets() -> usize {
@@ -99,10 +113,13 @@ async fn exchange(index: usize, qp: &Qp, peer: &Qp, places: &(Mr, Mr)) {
 }
 
 /// As many who send as hard as they can toward one socket: it holds what all of them have on the way.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_senders_do_not_overrun_one_socket() {
+#[test]
+fn many_senders_do_not_overrun_one_socket() {
+    alone(two_workers(), many_senders());
+}
+
+async fn many_senders() {
     const LEN: usize = 1 << 20;
-    let _alone = ALONE.lock().await;
     let (there, there_pd) = a_device(None);
     let listener = there.listen(Some(0)).await.unwrap();
     let addr = listener.local_addr().to_string();
@@ -139,9 +156,12 @@ async fn many_senders_do_not_overrun_one_socket() {
     assert_eq!(there.roce_stats().unwrap().udp.overflows, 0);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_thousand_queue_pairs_on_one_socket() {
-    let _alone = ALONE.lock().await;
+#[test]
+fn two_thousand_queue_pairs_on_one_socket() {
+    alone(two_workers(), two_thousand());
+}
+
+async fn two_thousand() {
     let (before, began) = (sockets(), Instant::now());
     let (there, there_pd) = a_device(None);
     let (here, here_pd) = a_device(Some(&there));
@@ -298,9 +318,12 @@ async fn a_connection(
 }
 
 /// Devices and connections that ended in every way leave neither descriptors nor tasks.
-#[tokio::test]
-async fn what_ended_leaves_nothing() {
-    let _alone = ALONE.lock().await;
+#[test]
+fn what_ended_leaves_nothing() {
+    alone(Builder::new_current_thread(), what_ended());
+}
+
+async fn what_ended() {
     let metrics = tokio::runtime::Handle::current().metrics();
     let before = (sockets(), metrics.num_alive_tasks());
     let now = || (sockets(), metrics.num_alive_tasks());
@@ -337,7 +360,7 @@ async fn what_ended_leaves_nothing() {
 
 #[test]
 fn without_a_runtime_it_says_what_to_do() {
-    let _alone = ALONE.blocking_lock();
+    let _alone = one_at_a_time();
     let e = Device::open("udp://127.0.0.1:0").unwrap_err().to_string();
     assert!(e.contains("DeviceOptions::runtime"), "{e}");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
