@@ -7,13 +7,15 @@ use userdma_proto::dissect::{
     capture::{Error, LinkType, Reader, Record},
 };
 
-/// One record of a capture, owned; without its time.
+/// One record of a capture, owned.
 #[derive(Debug, Clone)]
 pub struct Octets {
     /// How it begins.
     pub link: LinkType,
     /// ERF's record type.
     pub erf: Option<u8>,
+    /// When, in nanoseconds since 1970.
+    pub time_ns: Option<i128>,
     /// Octets on the wire.
     pub len: u32,
     /// What was captured.
@@ -24,7 +26,14 @@ impl Octets {
     /// The record, of which no more than `snaplen` octets were captured.
     pub fn record(&self, number: u64, snaplen: usize) -> Record<'_> {
         let data = &self.data[..self.data.len().min(snaplen)];
-        Record { number, time_ns: None, len: self.len, data, link: self.link, erf: self.erf }
+        Record {
+            number,
+            time_ns: self.time_ns,
+            len: self.len,
+            data,
+            link: self.link,
+            erf: self.erf,
+        }
     }
 }
 
@@ -35,8 +44,8 @@ impl Octets {
 pub fn records(path: &Path) -> Result<Vec<Octets>, Error> {
     let mut reader = Reader::new(File::open(path)?)?;
     let mut out = Vec::new();
-    while let Some(Record { link, erf, len, data, .. }) = reader.next_record()? {
-        out.push(Octets { link, erf, len, data: data.to_vec() });
+    while let Some(Record { time_ns, link, erf, len, data, .. }) = reader.next_record()? {
+        out.push(Octets { link, erf, time_ns, len, data: data.to_vec() });
     }
     Ok(out)
 }

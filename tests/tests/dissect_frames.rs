@@ -312,7 +312,7 @@ fn published_icrcs_are_good() {
                 let header = [&[2; 12][..], &[0x89, 0x15]].concat();
                 data = [header, data].concat();
             }
-            let records = [Octets { link, erf: None, len: data.len() as u32, data }];
+            let records = [Octets { link, erf: None, time_ns: None, len: data.len() as u32, data }];
             let frame = &dissect(&records, usize::MAX)[0];
             let [roce] = &frame.roce[..] else { panic!("{vector}: {frame:?}") };
             assert_eq!((roce.version, roce.icrc), (version, IcrcState::Good), "{vector}");

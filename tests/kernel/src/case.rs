@@ -15,10 +15,12 @@ use userdma_proto::dissect::Frame;
 use crate::{
     guest::{Guest, GuestJob},
     image::Image,
+    impair::{self, Impairment, MEND},
     job::Output,
     net::{Capture, GUEST, HOST, Net},
     ours::{OurJob, Program},
-    tools::{go_on, stopped},
+    tools::stopped,
+    wire,
 };
 
 /// The guest's driver that is the peer.
@@ -71,21 +73,6 @@ impl Needs {
 const SIW_DEFAULTS: [&str; 5] =
     ["mpa_crc_required=N", "mpa_crc_strict=N", "mpa_version=2", "peer_to_peer=N", "try_gso=N"];
 
-/// Takes netem away again.
-const MEND: &str =
-    "tc qdisc del dev eth0 root 2>/dev/null; tc qdisc del dev eth0 ingress 2>/dev/null; true";
-
-/// Has netem do `what` to all that the guest sends and receives.
-fn impairment(what: &str) -> String {
-    format!(
-        "tc qdisc replace dev eth0 root netem limit 10000 {what} || exit 1\n\
-         tc qdisc replace dev ifb0 root netem limit 10000 {what} || exit 1\n\
-         tc qdisc show dev eth0 ingress | grep -q ingress || tc qdisc add dev eth0 ingress || exit 1\n\
-         tc filter replace dev eth0 parent ffff: protocol all prio 1 matchall \
-         action mirred egress redirect dev ifb0 || exit 1"
-    )
-}
-
 type Body = Box<dyn Fn(&Lab) -> Result<()>>;
 
 /// A test.
@@ -103,10 +90,17 @@ impl Case {
     ) -> Self {
         Self { name: name.into(), needs, body: Box::new(body) }
     }
+
+    /// What its files are called.
+    fn stem(&self) -> String {
+        self.name.replace("::", "-")
+    }
 }
 
 /// So long a case may take in all.
 const CASE: Duration = Duration::from_secs(120);
+/// The names of the folders of labs that run begin so; the process follows.
+const RUN: &str = "run-";
 
 /// What a test gets: the guest, the wire, and our own side.
 pub(crate) struct Lab {
@@ -132,7 +126,8 @@ impl Lab {
         processors: usize,
     ) -> Result<Self> {
         let net = Net::new()?;
-        let folder = folder.join(format!("run-{}", std::process::id()));
+        remove_stale(folder);
+        let folder = folder.join(format!("{RUN}{}", std::process::id()));
         fs::create_dir_all(&folder)?;
         // Where an ordinary user can read and run them.
         for (program, path) in programs {
@@ -240,6 +235,16 @@ impl Lab {
         script: &str,
         f: impl FnOnce(&GuestJob<'_>) -> Result<T>,
     ) -> Result<(T, Output)> {
+        let (result, output) = self.guest_beside_or_ended(script, f)?;
+        Ok((result, output?))
+    }
+
+    /// The same, but gives what came of `f` where the script did not end, too.
+    pub(crate) fn guest_beside_or_ended<T>(
+        &self,
+        script: &str,
+        f: impl FnOnce(&GuestJob<'_>) -> Result<T>,
+    ) -> Result<(T, Result<Output>)> {
         self.with_guest(|guest| {
             let job = guest.spawn(script)?;
             let result = f(&job);
@@ -251,7 +256,7 @@ impl Lab {
             if let Ok(output) = &output {
                 self.keep("guest", output);
             }
-            Ok((result?, output?))
+            Ok((result?, output))
         })
     }
 
@@ -308,40 +313,55 @@ impl Lab {
         );
     }
 
+    /// What commands printed since the case began, or since this was asked last.
+    pub(crate) fn take_record(&self) -> String {
+        self.record.take()
+    }
+
     /// What the wire has seen of this case, frame by frame.
     pub(crate) fn wire(&self) -> Result<Vec<Frame>> {
+        Ok(userdma_tests::captures::dissect(&self.records()?, 1 << 18))
+    }
+
+    /// Who sent each IPv4 packet of this case, and its identification.
+    pub(crate) fn identifications(&self) -> Result<Vec<(IpAddr, u16)>> {
+        Ok(self.records()?.iter().filter_map(|record| wire::identification(&record.data)).collect())
+    }
+
+    fn records(&self) -> Result<Vec<userdma_tests::captures::Octets>> {
         // What is under way gets into the file.
         std::thread::sleep(Duration::from_millis(150));
-        let capture = self.capture.borrow();
-        let capture = capture.as_ref().context("no capture runs")?;
-        let records = userdma_tests::captures::records(&capture.file)
-            .map_err(|e| anyhow!("cannot read the capture: {e}"))?;
-        Ok(userdma_tests::captures::dissect(&records, 1 << 18))
+        let mut capture = self.capture.borrow_mut();
+        let capture = capture.as_mut().context("no capture runs")?;
+        capture.goes_on()?;
+        userdma_tests::captures::records(&capture.file)
+            .map_err(|e| anyhow!("cannot read the capture: {e}"))
     }
 
-    /// What netem does to the packets of both directions, until the case has ended. It is the guest's: this
-    /// host's kernel may have none.
-    pub(crate) fn impair(&self, what: &str) -> Result<()> {
-        self.guest(&impairment(what))?.success().context("netem is not set up")?;
-        Ok(())
+    /// What netem does to the packets of both directions, until the case has ended.
+    pub(crate) fn impair(&self, what: &str) -> Result<Impairment<'_>> {
+        Impairment::new(self, what)
     }
 
-    /// Cuts the cable `after` a while, in both directions, and mends it when it has been cut so `long`; `f` goes
-    /// on meanwhile.
+    /// Cuts the cable in both directions when so many `octets` have gone over it, and mends it when it has been cut
+    /// so `long`; `f` goes on meanwhile.
     pub(crate) fn while_cut<T>(
         &self,
-        after: Duration,
+        octets: u64,
         long: Duration,
         f: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
         let script = format!(
-            "sleep {}\n{}\necho cut\nsleep {}\n{MEND}\necho mended",
-            after.as_secs_f64(),
-            impairment("loss 100%"),
+            "cd /sys/class/net/eth0/statistics\n\
+             so_far() {{ echo $(($(cat rx_bytes) + $(cat tx_bytes))); }}\n\
+             until=$(($(so_far) + {octets}))\n\
+             while [ $(so_far) -lt $until ]; do sleep 0.02; done\n\
+             {}\necho cut\nsleep {}\n{MEND}\necho mended",
+            impair::script("loss 100%"),
             long.as_secs_f64()
         );
         let (result, said) = self.guest_beside(&script, |_| f())?;
-        said.says("mended")?;
+        said.success()?.says("mended")?;
         Ok(result)
     }
 
@@ -381,14 +401,14 @@ impl Lab {
         Ok(())
     }
 
-    /// Runs one case.
-    fn run(&self, case: &Case, out: &Path, keep: bool) -> Result<()> {
+    /// Runs one case. Its capture and, if it fails, its record are called `stem`.
+    fn run(&self, case: &Case, out: &Path, stem: &str, keep: bool) -> Result<()> {
         self.until.set(Instant::now() + CASE);
-        self.record.borrow_mut().clear();
+        self.record.take();
         self.prepare(&case.needs)?;
-        let file = out.join(format!("{}.pcap", case.name.replace("::", "-")));
+        let file = out.join(format!("{stem}.pcap"));
         self.capture.replace(Some(self.net.capture(&file)?));
-        self.record.borrow_mut().clear();
+        self.record.take();
         let body = catch_unwind(AssertUnwindSafe(|| (case.body)(self)));
         let result = body.unwrap_or_else(|panic| {
             let what = panic.downcast_ref::<String>().cloned();
@@ -396,6 +416,9 @@ impl Lab {
             Err(anyhow!("panicked: {}", what.unwrap_or_default()))
         });
         if stopped() {
+            // It is no failure, and half a capture.
+            self.capture.take();
+            let _ = fs::remove_file(&file);
             return result;
         }
         // Nothing of this one is left for the next.
@@ -408,20 +431,32 @@ impl Lab {
             std::thread::sleep(Duration::from_millis(300));
         }
         self.capture.take();
-        let record = file.with_extension("txt");
         if let Err(e) = &result {
             let kernel = self.with_guest(|guest| Ok(guest.kernel_log())).unwrap_or_default();
-            let record = record.with_extension("txt");
+            let record = file.with_extension("txt");
             let kernel = crate::tools::last_lines(&kernel, 40);
             let text =
                 format!("{e:#}\n\n{}\n== the guest's kernel\n{kernel}\n", self.record.borrow());
-            fs::write(record, text)?;
+            fs::write(&record, text)
+                .with_context(|| format!("cannot write {} ({e:#})", record.display()))?;
             // Whatever it has left in the guest does not disturb the next one.
             self.set_up.take();
         } else if !keep {
             let _ = fs::remove_file(&file);
         }
         result
+    }
+}
+
+/// Removes what labs have left that were killed.
+fn remove_stale(folder: &Path) {
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let process = name.to_str().and_then(|name| name.strip_prefix(RUN));
+        if process.is_some_and(|process| !Path::new("/proc").join(process).exists()) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
     }
 }
 
@@ -433,54 +468,97 @@ impl Drop for Lab {
     }
 }
 
-/// Runs cases, those together that need the same. Captures and records of those that fail are in `out`; with
-/// `keep` the captures of all. With `again` a case that fails is tried a second time, and said to have been. Gives
-/// the names of those that failed.
-pub(crate) fn run_all(
-    lab: &Lab,
-    mut cases: Vec<Case>,
-    out: &Path,
-    keep: bool,
-    again: bool,
-) -> Result<Vec<String>> {
-    fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
-    cases.sort_by(|a, b| a.needs.cmp(&b.needs));
-    let (mut failed, all, mut twice) = (Vec::new(), cases.len(), 0);
-    let began = Instant::now();
-    for (n, case) in cases.iter().enumerate() {
-        go_on()?;
-        let at = Instant::now();
-        let mut result = lab.run(case, out, keep);
-        go_on()?;
-        if let Err(e) = &result
-            && again
-        {
-            println!("         once more: {}\n{}", case.name, indented(&format!("{e:#}")));
-            twice += 1;
-            result = lab.run(case, out, keep);
-            go_on()?;
-        }
-        let seconds = at.elapsed().as_secs_f64();
-        let n = n + 1;
-        match result {
-            Ok(()) => println!("{n:>3}/{all}  ok    {seconds:6.1} s  {}", case.name),
-            Err(e) => {
-                println!("{n:>3}/{all}  FAIL  {seconds:6.1} s  {}", case.name);
-                println!("{}", indented(&format!("{e:#}")));
-                failed.push(case.name.clone());
+/// How cases are to be run.
+#[derive(Debug)]
+pub(crate) struct Plan<'a> {
+    /// Where captures and records of those that fail go.
+    pub(crate) out: &'a Path,
+    /// The captures of all are kept.
+    pub(crate) keep: bool,
+    /// One that fails is tried a second time, and said to have been.
+    pub(crate) again: bool,
+    /// After this none is begun.
+    pub(crate) limit: Option<Duration>,
+}
+
+/// How cases went.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) passed: usize,
+    pub(crate) failed: usize,
+    /// Those that were interrupted, or not begun.
+    pub(crate) left: usize,
+    twice: usize,
+}
+
+/// Runs cases, those together that need the same.
+pub(crate) fn run_all(lab: &Lab, mut cases: Vec<Case>, plan: &Plan<'_>) -> Result<Tally> {
+    let out = plan.out;
+    for case in &cases {
+        let stem = case.stem();
+        for name in [stem.clone(), again(&stem)] {
+            for end in ["pcap", "txt"] {
+                let _ = fs::remove_file(out.join(format!("{name}.{end}")));
             }
         }
     }
+    cases.sort_by(|a, b| a.needs.cmp(&b.needs));
+    let (mut tally, all) = (Tally { left: cases.len(), ..Tally::default() }, cases.len());
+    let began = Instant::now();
+    for (n, case) in cases.iter().enumerate() {
+        if stopped() || plan.limit.is_some_and(|limit| began.elapsed() >= limit) {
+            break;
+        }
+        let at = Instant::now();
+        let stem = case.stem();
+        let mut result = lab.run(case, out, &stem, plan.keep);
+        if let Err(e) = &result
+            && plan.again
+            && !stopped()
+        {
+            println!("         once more: {}\n{}", case.name, indented(&format!("{e:#}")));
+            tally.twice += 1;
+            result = lab.run(case, out, &again(&stem), plan.keep);
+        }
+        if stopped() {
+            break;
+        }
+        tally.left -= 1;
+        let seconds = at.elapsed().as_secs_f64();
+        let n = n + 1;
+        match result {
+            Ok(()) => {
+                println!("{n:>3}/{all}  ok    {seconds:6.1} s  {}", case.name);
+                tally.passed += 1;
+            }
+            Err(e) => {
+                println!("{n:>3}/{all}  FAIL  {seconds:6.1} s  {}", case.name);
+                println!("{}", indented(&format!("{e:#}")));
+                tally.failed += 1;
+            }
+        }
+    }
+    let left = match (tally.left, stopped()) {
+        (0, _) => String::new(),
+        (left, true) => format!("{left} not run (interrupted), "),
+        (left, false) => format!("{left} not run (--limit is over), "),
+    };
     println!(
-        "{} passed, {} failed, {twice} tried twice, in {:.0} s",
-        all - failed.len(),
-        failed.len(),
+        "{} passed, {} failed, {left}{} tried twice, in {:.0} s",
+        tally.passed,
+        tally.failed,
+        tally.twice,
         began.elapsed().as_secs_f64()
     );
-    if !failed.is_empty() {
+    if tally.failed + tally.twice > 0 {
         println!("captures and what both sides said: {}", out.display());
     }
-    Ok(failed)
+    Ok(tally)
+}
+
+/// What the files of a second try are called.
+fn again(stem: &str) -> String {
+    format!("{stem}-again")
 }
 
 fn indented(text: &str) -> String {

@@ -24,13 +24,13 @@ use crate::{
 };
 
 /// Packages of the guest's programs, and their libraries where this host may lack them.
-const PACKAGES: &str = "busybox-static dash libc6 iproute2 libbpf1 libelf1 libmnl0 libcap2 zlib1g libbsd0 libmd0 \
+const PACKAGES: &str = "busybox-static dash libc6 iproute2 ethtool libbpf1 libelf1 libmnl0 libcap2 zlib1g libbsd0 libmd0 \
     libselinux1 libpcre2-8-0 libtirpc3 ibverbs-utils ibverbs-providers libibverbs1 librdmacm1 rdmacm-utils perftest \
     libnl-3-200 libnl-route-3-200 libibumad3 libpci3 libudev1 libgcc-s1 libcap-ng0 libxtables12 libdb5.3 \
     libibverbs-dev librdmacm-dev";
 
 /// What is taken of them.
-const PROGRAMS: &str = "dash ip tc rdma ss ibv_devices ibv_devinfo ibv_rc_pingpong ibv_uc_pingpong ibv_ud_pingpong \
+const PROGRAMS: &str = "dash ip tc rdma ss ethtool ibv_devices ibv_devinfo ibv_rc_pingpong ibv_uc_pingpong ibv_ud_pingpong \
     ibv_srq_pingpong rping ucmatose udaddy rdma_client rdma_server ib_send_bw ib_send_lat ib_write_bw ib_write_lat \
     ib_read_bw ib_read_lat";
 

@@ -7,6 +7,7 @@ mod case;
 mod cpio;
 mod guest;
 mod image;
+mod impair;
 mod job;
 mod measure;
 mod net;
@@ -31,12 +32,14 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
 
 use crate::{
-    case::{Lab, run_all},
+    case::{Lab, Plan, run_all},
     ours::Program,
 };
 
 /// The exit status that says that a test was left out, as Automake has it.
 const SKIPPED: u8 = 77;
+/// As a shell has it for a program that SIGINT ended.
+const INTERRUPTED: u8 = 130;
 
 /// Test userdma against Linux's siw and rxe in a virtual machine
 #[derive(Debug, Parser)]
@@ -52,7 +55,7 @@ Examples:
   lab build                      only make the image
 
 Needs root, a Debian of amd64, and the programs that it names if they are missing; --install installs them.
-Exit status: 0 if all passed, 1 if not, 2 for wrong arguments, 77 where there can be no lab."
+Exit status: 0 if all passed, 1 if not, 2 for wrong arguments, 77 where there can be no lab, 130 after Ctrl-C."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -88,6 +91,7 @@ struct Test {
     common: Common,
 
     /// Only tests whose names contain one of these
+    #[arg(value_name = "NAME")]
     names: Vec<String>,
 
     /// Print the names, and run nothing
@@ -109,6 +113,10 @@ struct Test {
     /// Try a test that fails a second time: an emulated guest on a busy host is late now and then
     #[arg(long)]
     again: bool,
+
+    /// Begin no test after so many minutes; those that are left count as failed
+    #[arg(long, value_name = "MINUTES", value_parser = clap::value_parser!(u32).range(1..=1440))]
+    limit: Option<u32>,
 }
 
 #[derive(Debug, Args)]
@@ -135,12 +143,28 @@ fn main() -> ExitCode {
     });
     match done {
         Ok(code) => code,
+        Err(_) if tools::stopped() => {
+            eprintln!("lab: interrupted");
+            ExitCode::from(INTERRUPTED)
+        }
         Err(e) => {
             eprintln!("lab: error: {e:#}");
-            ExitCode::FAILURE
+            if e.is::<WrongArgument>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
 }
+
+/// An argument that cannot be meant.
+#[derive(Debug)]
+struct WrongArgument(String);
+
+impl std::fmt::Display for WrongArgument {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for WrongArgument {}
 
 /// Why there can be no lab on this host, if so.
 fn obstacle(common: &Common) -> Option<String> {
@@ -161,13 +185,13 @@ fn obstacle(common: &Common) -> Option<String> {
 }
 
 fn skipped(why: &str) -> ExitCode {
-    eprintln!("SKIPPED: no virtual machine for the tests against Linux's siw and rxe: {why}");
+    eprintln!("SKIPPED: no virtual machine with Linux's siw and rxe: {why}");
     ExitCode::from(SKIPPED)
 }
 
 fn build(common: &Common) -> Result<ExitCode> {
     if let Some(why) = obstacle(common) {
-        bail!("{why}");
+        return Ok(skipped(&why));
     }
     let image = image::build(&common.dir)?;
     println!("{}", image.initrd.display());
@@ -200,11 +224,17 @@ fn run_tests(args: &Test) -> Result<ExitCode> {
         cases.extend(siw::long());
         cases.extend(rxe::long());
     }
+    if let Some(name) =
+        args.names.iter().find(|name| !cases.iter().any(|case| case.name.contains(*name)))
+    {
+        let long = if args.long { "" } else { ", with --long for those that take long" };
+        return Err(WrongArgument(format!(
+            "no test's name contains {name:?}: see lab test --list{long}"
+        ))
+        .into());
+    }
     if !args.names.is_empty() {
         cases.retain(|case| args.names.iter().any(|name| case.name.contains(name)));
-        if cases.is_empty() {
-            bail!("no test's name contains {}: see lab test --list", args.names.join(" or "));
-        }
     }
     if args.list {
         for case in &cases {
@@ -215,9 +245,29 @@ fn run_tests(args: &Test) -> Result<ExitCode> {
     if let Some(why) = obstacle(&args.common) {
         return Ok(skipped(&why));
     }
+    check_out(&args.out)?;
     let lab = lab(&args.common, 1)?;
-    let failed = run_all(&lab, cases, &args.out, args.keep, args.again)?;
-    Ok(if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let plan = Plan {
+        out: &args.out,
+        keep: args.keep,
+        again: args.again,
+        limit: args.limit.map(|minutes| Duration::from_secs(60 * u64::from(minutes))),
+    };
+    let tally = run_all(&lab, cases, &plan)?;
+    Ok(match (tools::stopped(), tally.failed + tally.left) {
+        (true, _) => ExitCode::from(INTERRUPTED),
+        (false, 0) => ExitCode::SUCCESS,
+        (false, _) => ExitCode::FAILURE,
+    })
+}
+
+/// That files can be written into `out`, which is to be said before minutes are spent.
+fn check_out(out: &Path) -> Result<()> {
+    let file = out.join(format!(".lab-{}", std::process::id()));
+    fs::create_dir_all(out)
+        .and_then(|()| fs::write(&file, "room\n"))
+        .and_then(|()| fs::remove_file(&file))
+        .with_context(|| format!("--out: cannot write into {}", out.display()))
 }
 
 fn run_measure(args: &measure::Measure) -> Result<ExitCode> {
@@ -232,7 +282,7 @@ fn run_measure(args: &measure::Measure) -> Result<ExitCode> {
 
 fn run_shell(args: &Shell) -> Result<ExitCode> {
     if let Some(why) = obstacle(&args.common) {
-        bail!("{why}");
+        return Ok(skipped(&why));
     }
     let lab = lab(&args.common, args.smp)?;
     lab.guest(&format!("links {}", args.link))?.success()?;

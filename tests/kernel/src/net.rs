@@ -82,8 +82,13 @@ impl Net {
     /// Writes what is on the wire into `file`.
     pub(crate) fn capture(&self, file: &Path) -> Result<Capture> {
         let said = file.with_extension("tcpdump");
+        let errors = fs::File::create(&said).with_context(|| {
+            format!("cannot write into {}", file.parent().unwrap_or(file).display())
+        })?;
+        // It does not outlive us, however we end.
         let child = self
-            .command("tcpdump")
+            .command("setpriv")
+            .args(["--pdeathsig", "KILL", "tcpdump"])
             .args([
                 "-q",
                 "-U",
@@ -101,15 +106,16 @@ impl Net {
             .arg(file)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(fs::File::create(&said)?)
+            .stderr(errors)
             .spawn()
             .context("cannot run tcpdump")?;
-        let capture = Capture { child, file: file.to_owned(), said };
+        let mut capture = Capture { child, file: file.to_owned(), said };
         let until = Instant::now() + Duration::from_secs(10);
         while !fs::read_to_string(&capture.said)?.contains("listening on") {
             go_on()?;
+            capture.goes_on()?;
             if Instant::now() > until {
-                bail!("tcpdump does not start: {}", fs::read_to_string(&capture.said)?);
+                bail!("tcpdump does not start: {}", fs::read_to_string(&capture.said)?.trim());
             }
             pause();
         }
@@ -142,6 +148,21 @@ pub(crate) struct Capture {
     child: Child,
     pub(crate) file: PathBuf,
     said: PathBuf,
+}
+
+impl Capture {
+    /// An error if it has ended by itself.
+    pub(crate) fn goes_on(&mut self) -> Result<()> {
+        if let Some(status) = self.child.try_wait()? {
+            let said = fs::read_to_string(&self.said).unwrap_or_default();
+            bail!(
+                "tcpdump, which writes {}, has ended ({status}); is there room on that disk? It says:\n{}",
+                self.file.display(),
+                said.trim()
+            );
+        }
+        Ok(())
+    }
 }
 
 impl Drop for Capture {

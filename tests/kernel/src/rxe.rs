@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use userdma_proto::wire::roce::aeth::{NakCode, Syndrome};
 
 use crate::{
     case::{Case, Lab, Link, Needs},
+    impair::Effect,
     ours::Program,
     programs::{self, Pingpong, Rping},
     traffic::{self, Client, Run},
@@ -16,6 +17,14 @@ use crate::{
 /// The MTU of the wire, and the path MTU that rxe makes of it.
 const MTUS: [(u16, u32); 6] =
     [(576, 256), (620, 512), (1500, 1024), (2500, 2048), (4500, 4096), (9000, 4096)];
+
+/// The ACK time-out of a REQ: 67 ms of ours, 134 ms as the least that the rdma_cm asks for.
+fn ack_timeout(client: Client) -> u8 {
+    match client {
+        Client::Ours => 14,
+        Client::Guest => 15,
+    }
+}
 
 fn rping(ipv6: bool, size: u32) -> Rping<'static> {
     Rping { ipv6, size, rounds: 100, more: &[] }
@@ -92,12 +101,18 @@ pub(crate) fn cases() -> Vec<Case> {
         all.push(Case::new(
             format!("rxe::pingpong::rc_mtu{mtu}_client"),
             Needs::rxe(4500),
-            move |lab| checked(lab, |lab| game.client(lab)),
+            move |lab| {
+                checked(lab, |lab| game.client(lab))?;
+                wire::path_mtu_is(&lab.wire()?, mtu)
+            },
         ));
         all.push(Case::new(
             format!("rxe::pingpong::rc_mtu{mtu}_server"),
             Needs::rxe(4500),
-            move |lab| checked(lab, |lab| other.server(lab)),
+            move |lab| {
+                checked(lab, |lab| other.server(lab))?;
+                wire::path_mtu_is(&lab.wire()?, mtu)
+            },
         ));
     }
     all.extend(operations());
@@ -121,6 +136,17 @@ pub(crate) fn cases() -> Vec<Case> {
 /// Every operation that RoCE of Linux has, at every size and path MTU, in both directions.
 fn operations() -> Vec<Case> {
     let mut all = Vec::new();
+    // The initiator asks: rxe takes less than its wire could carry.
+    for path in [256, 512] {
+        let name = format!("rxe::operations::path{path}_{}", Client::Ours.name());
+        all.push(Case::new(name, Needs::rxe(1500), move |lab| {
+            checked(lab, |lab| {
+                let ops = "send:0 send:5000 write:70001 check read:70001 sendimm:257:9";
+                Run::new(Client::Ours, ops).ours(&format!("--mtu {path}")).succeeds(lab)?;
+                wire::path_mtu_is(&lab.wire()?, path)
+            })
+        }));
+    }
     for client in Client::BOTH {
         let name = client.name();
         for (mtu, path) in MTUS {
@@ -137,19 +163,9 @@ fn operations() -> Vec<Case> {
                     let said = run.succeeds(lab)?;
                     let (came, want) = (said.received().len(), traffic::sizes(Link::Rxe).len());
                     ensure!(came == want, "{came} messages of {want}");
-                    Ok(())
-                })
-            }));
-        }
-        // The path MTU that our side asks for: rxe takes a smaller one.
-        for path in [256, 512] {
-            let case = format!("rxe::operations::path{path}_{name}");
-            all.push(Case::new(case, Needs::rxe(1500), move |lab| {
-                checked(lab, |lab| {
-                    Run::new(client, "send:0 send:5000 write:70001 check read:70001 sendimm:257:9")
-                        .ours(&format!("--mtu {path}"))
-                        .succeeds(lab)
-                        .map(drop)
+                    let frames = lab.wire()?;
+                    wire::path_mtu_is(&frames, path)?;
+                    wire::ack_timeout_is(&frames, ack_timeout(client))
                 })
             }));
         }
@@ -252,12 +268,18 @@ fn errors() -> Vec<Case> {
                 checked(lab, |lab| {
                     let run = Run::new(client, ops).server(server).options(options);
                     let ours = client == Client::Ours;
-                    match (status, ours) {
+                    let said = match (status, ours) {
                         ("SUCCESS", _) => run.succeeds(lab)?,
                         ("rxe differs", true) => run.fails(lab, "REM_OP_ERR")?,
                         ("rxe differs", false) => run.fails(lab, "REM_INV_REQ_ERR")?,
                         _ => run.fails(lab, status)?,
                     };
+                    let failed: &[_] = match (name, ours) {
+                        ("receive_too_small", true) => &["LOC_QP_OP_ERR"],
+                        ("receive_too_small", false) => &["LOC_LEN_ERR"],
+                        _ => &[],
+                    };
+                    said.server_failed_with(failed)?;
                     let from = if ours { lab.peer(false) } else { lab.host(false) };
                     let want = syndromes[usize::from(!ours)];
                     let found = wire::syndromes(&lab.wire()?, from);
@@ -310,16 +332,30 @@ fn connections() -> Vec<Case> {
         }));
         // Lost and doubled messages of the connection manager.
         let case = format!("rxe::connect::through_loss_{name}");
-        all.push(Case::new(case, Needs::rxe(1500), move |lab| {
-            lab.impair("loss 8% duplicate 30%")?;
-            Run::new(client, "send:10")
-                .server("--connections 3 --receives 4 --receive-size 4096")
-                .options("--connections 3 --receives 4 --receive-size 4096")
-                .succeeds(lab)
-                .map(drop)
-        }));
+        all.push(Case::new(case, Needs::rxe(1500), move |lab| through_loss(lab, client)));
     }
     all
+}
+
+/// Connections through a network that loses and doubles, until it has done both in either direction, and messages
+/// of the connection manager were sent again because of it.
+fn through_loss(lab: &Lab, client: Client) -> Result<()> {
+    const EFFECTS: [Effect; 2] = [Effect::Lost, Effect::Duplicated];
+    let network = lab.impair("loss 12% duplicate 30%")?;
+    let mut last = Ok(());
+    for _ in 0..8 {
+        lab.extend(Duration::from_secs(90));
+        Run::new(client, "send:10")
+            .server("--connections 3 --receives 4 --receive-size 4096")
+            .options("--connections 3 --receives 4 --receive-size 4096")
+            .succeeds(lab)?;
+        last = network.was_met(&EFFECTS);
+        if last.is_ok() && wire::resent_mads(&lab.wire()?) > 0 {
+            return Ok(());
+        }
+    }
+    last?;
+    bail!("no message of the connection manager was sent again")
 }
 
 /// librdmacm's ucmatose, and udaddy, which finds a service for datagrams (SIDR).
@@ -390,14 +426,26 @@ fn networks() -> Vec<Case> {
     let mut all = Vec::new();
     for client in Client::BOTH {
         let big = "--memory 20971520";
-        for (name, what, ops) in [
-            ("loss_and_duplicates", "loss 1% duplicate 1%", "write:8388608 check read:8388608"),
-            ("reorder", "delay 1ms reorder 95%", "write:1048576 check read:1048576"),
+        for (name, what, effects, ops) in [
+            (
+                "loss_and_duplicates",
+                "loss 1% duplicate 1%",
+                &[Effect::Lost, Effect::Duplicated][..],
+                "write:8388608 check read:8388608",
+            ),
+            (
+                "reorder",
+                "delay 1ms reorder 95%",
+                &[Effect::Reordered],
+                "write:1048576 check read:1048576",
+            ),
         ] {
             let case = format!("rxe::network::{name}_{}", client.name());
             all.push(Case::new(case, Needs::rxe(1500), move |lab| {
-                lab.impair(what)?;
-                Run::new(client, ops).server(big).options(big).succeeds(lab).map(drop)
+                let network = lab.impair(what)?;
+                Run::new(client, ops).server(big).options(big).succeeds(lab)?;
+                wire::ack_timeout_is(&lab.wire()?, ack_timeout(client))?;
+                network.was_met(effects)
             }));
         }
     }

@@ -123,7 +123,8 @@ impl Run {
         Ok(said)
     }
 
-    /// The last operation fails at the client with `status`; those before it go well.
+    /// The last operation fails at the client with `status`; those before it go well. What the server took went
+    /// well, but for what [`Said::failed`] gives.
     pub(crate) fn fails(&self, lab: &Lab, status: &str) -> Result<Said> {
         let said = self.run(lab)?;
         said.client.ended_with(1)?;
@@ -144,6 +145,26 @@ impl Said {
     /// What the server received.
     pub(crate) fn received(&self) -> Vec<Value> {
         self.server.objects().into_iter().filter(|event| event["event"] == "received").collect()
+    }
+
+    /// The statuses of the server's receives that failed, but for those that the end of the queue pair flushed.
+    pub(crate) fn failed(&self) -> Vec<String> {
+        let statuses = self
+            .received()
+            .into_iter()
+            .filter_map(|event| event["status"].as_str().map(str::to_owned));
+        statuses.filter(|status| status != "SUCCESS").collect()
+    }
+
+    /// An error unless the server's receives failed with these statuses.
+    pub(crate) fn server_failed_with(&self, statuses: &[&str]) -> Result<()> {
+        ensure!(
+            self.failed() == statuses,
+            "the server's receives failed with {:?}, not {statuses:?}:\n{}",
+            self.failed(),
+            self.server.tail()
+        );
+        Ok(())
     }
 }
 

@@ -12,10 +12,9 @@ use std::{
 };
 
 use userdma_proto::{
-    dissect::Frame,
+    dissect::{CrcState, Frame},
     wire::{
         iwarp::{mpa::StartFlags, rdmap::Opcode},
-        mad::{Mad, cm::Message},
         roce::aeth::{NakCode, Syndrome},
     },
 };
@@ -95,6 +94,18 @@ fn the_crc_of_siw() {
         panic!()
     };
     assert!(request.contains(StartFlags::CRC) && reply.contains(StartFlags::CRC));
+    // Where it does not ask, and our reply raises C, it uses it.
+    let [(THEIRS, request), (OURS, reply)] = flags("siw-errors-stag_write_theirs_to_ours")[..]
+    else {
+        panic!()
+    };
+    assert!(!request.contains(StartFlags::CRC) && reply.contains(StartFlags::CRC));
+    let frames = capture("siw-errors-stag_write_theirs_to_ours");
+    let crcs: Vec<_> = wire::fpdus(&frames)
+        .filter(|(from, _)| *from == THEIRS)
+        .map(|(_, fpdu)| fpdu.crc)
+        .collect();
+    assert!(!crcs.is_empty() && crcs.iter().all(|crc| *crc == CrcState::Good), "{crcs:?}");
 }
 
 #[test]
@@ -160,6 +171,14 @@ fn nothing_follows_a_terminate_of_ours() {
 }
 
 #[test]
+fn a_terminate_of_ours_that_refuses_a_read() {
+    // Layer RDMAP, remote protection error, invalid STag.
+    let found = wire::terminates(&capture("siw-errors-stag_read_theirs_to_ours"), OURS);
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0][..2], [0x01, 0]);
+}
+
+#[test]
 fn a_read_of_nothing_is_answered_with_an_octet() {
     let frames = capture("siw-operations-read_of_nothing");
     assert_eq!(wire::payloads(&frames, THEIRS, Opcode::SEND), [1]);
@@ -184,15 +203,8 @@ fn times_that_the_rdma_cm_leaves_to_rxe() {
     // 0 stands for 655.36 ms.
     assert_eq!(waits.iter().filter(|syndrome| **syndrome == Syndrome::RnrNak(0)).count(), 2);
     let frames = capture("rxe-rdma_client");
-    let timeouts: Vec<_> = wire::roce(&frames)
-        .filter_map(|(_, packet)| packet.mad.as_deref())
-        .filter_map(|octets| match Mad::parse(octets).unwrap().cm().unwrap().unwrap() {
-            Message::Req(req) => Some(req.primary.ack_timeout),
-            _ => None,
-        })
-        .collect();
     // 4.096 us * 2^19.
-    assert_eq!(timeouts, [19]);
+    assert_eq!(wire::ack_timeouts(&frames), [19]);
 }
 
 #[test]

@@ -18,7 +18,7 @@
 //! | `--private TEXT`, `--reject TEXT` | private data of a request; a server rejects with private data |
 //! | `--events` | `verbs` alone: sleeps for completions |
 //! | `--window` | a server over RoCE has a second key: a window (a region here, and over iWARP always) |
-//! | `--transport iwarp\|roce`, `--from ADDRESS`, `--mtu N`, `--crc on\|off`, `--mpa-rev N`, `--p2p` | `peer` alone |
+//! | `--transport iwarp\|roce`, `--from ADDRESS`, `--mtu N`, `--crc on\|off`, `--mpa-rev N`, `--p2p`, `--rtr write\|read\|send` | `peer` alone |
 //! | `--messages N`, `--size N` | of `cmatose` and `udaddy` (10 of 100 octets) |
 //!
 //! | operation | |
@@ -41,7 +41,7 @@ use std::{net::IpAddr, process::ExitCode, str::FromStr, time::Duration};
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
-use userdma::{Device, DeviceOptions, Error, MpaOptions, PathMtu};
+use userdma::{Device, DeviceOptions, Error, MpaOptions, PathMtu, RtrKinds};
 
 /// What the command line says.
 #[derive(Clone, Debug)]
@@ -202,6 +202,14 @@ fn settings<'a>(
             }
             "--crc" => set.mpa.crc = value == Some("on"),
             "--mpa-rev" => set.mpa.revision = parsed(option, value)?,
+            "--rtr" => {
+                set.mpa.rtr = match value {
+                    Some("write") => RtrKinds::WRITE,
+                    Some("read") => RtrKinds::READ,
+                    Some("send") => RtrKinds::SEND,
+                    other => bail!("--rtr is write, read or send, not {other:?}"),
+                }
+            }
             "--messages" => set.messages = parsed(option, value)?,
             "--size" => set.size = parsed(option, value)?,
             _ => bail!("there is no option {option}"),
