@@ -497,7 +497,7 @@ pub(crate) fn run_all(lab: &Lab, mut cases: Vec<Case>, plan: &Plan<'_>) -> Resul
     for case in &cases {
         let stem = case.stem();
         for name in [stem.clone(), again(&stem)] {
-            for end in ["pcap", "txt"] {
+            for end in ["pcap", "txt", "tcpdump"] {
                 let _ = fs::remove_file(out.join(format!("{name}.{end}")));
             }
         }
