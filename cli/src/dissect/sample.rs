@@ -33,7 +33,7 @@ pub(super) fn bare_frame(layers: &[Layer], ports: Option<(u16, u16)>) -> Frame {
         caplen: 74,
         stack: layers.iter().copied().collect(),
         ends: Some(Ends { src: [10, 0, 0, 1].into(), dst: [10, 0, 0, 2].into(), ports }),
-        ip: Some(IpInfo { dscp: 0, ecn: 0, ttl: 64 }),
+        ip: Some(IpInfo { dscp: 0, ecn: 0, ttl: 64, ident: Some(0) }),
         tcp: None,
         roce: Default::default(),
         iwarp: Vec::new(),
@@ -81,7 +81,7 @@ pub(super) fn roce_of(headers: Headers, payload_len: u32) -> Roce {
 /// A frame of a TCP connection with this in it.
 pub(super) fn iwarp_frame(found: Vec<Iwarp>) -> Frame {
     let mut frame = bare_frame(&[Layer::Eth, Layer::Ipv4, Layer::Tcp], Some((40_000, 7174)));
-    frame.tcp = Some(TcpInfo { seq: 1000, ack: 2000, flags: 0x18, payload_len: 100 });
+    frame.tcp = Some(TcpInfo { seq: 1000, ack: 2000, flags: 0x18, window: 500, payload_len: 100 });
     if !found.is_empty() {
         frame.stack.push(Layer::Mpa);
     }

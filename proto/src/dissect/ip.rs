@@ -123,8 +123,12 @@ impl Walk<'_> {
             dst: header.destination_addr().into(),
             ports: None,
         });
-        self.frame.ip =
-            Some(IpInfo { dscp: octets[1] >> 2, ecn: octets[1] & 3, ttl: header.ttl() });
+        self.frame.ip = Some(IpInfo {
+            dscp: octets[1] >> 2,
+            ecn: octets[1] & 3,
+            ttl: header.ttl(),
+            ident: Some(header.identification()),
+        });
         self.frame.tcp = None;
         let total = usize::from(header.total_len());
         let rest = &octets[header_len..];
@@ -177,7 +181,12 @@ impl Walk<'_> {
             ports: None,
         });
         let class = header.traffic_class();
-        self.frame.ip = Some(IpInfo { dscp: class >> 2, ecn: class & 3, ttl: header.hop_limit() });
+        self.frame.ip = Some(IpInfo {
+            dscp: class >> 2,
+            ecn: class & 3,
+            ttl: header.hop_limit(),
+            ident: None,
+        });
         self.frame.tcp = None;
         let (mut payload, missing) = match usize::from(header.payload_length()) {
             // A jumbogram, or seen on the sending host, where the NIC fills it in.
@@ -478,6 +487,7 @@ impl Walk<'_> {
             seq: header.sequence_number(),
             ack: header.acknowledgment_number(),
             flags: fixed[13],
+            window: header.window_size(),
             payload_len,
         };
         self.frame.tcp = Some(tcp);
@@ -560,10 +570,10 @@ mod tests {
         let src = "10.99.0.2".parse().unwrap();
         let dst = "10.99.0.3".parse().unwrap();
         assert_eq!(frame.ends, Some(Ends { src, dst, ports: Some((55_410, 53)) }));
-        assert_eq!(frame.ip, Some(IpInfo { dscp: 0, ecn: 2, ttl: 64 }));
+        assert_eq!(frame.ip, Some(IpInfo { dscp: 0, ecn: 2, ttl: 64, ident: Some(7) }));
         let frame = dissect(&frame6(17, &udp(53, b"x")));
         assert_eq!(stack(&frame), ["eth", "ipv6", "udp"]);
-        assert_eq!(frame.ip, Some(IpInfo { dscp: 3, ecn: 1, ttl: 63 }));
+        assert_eq!(frame.ip, Some(IpInfo { dscp: 3, ecn: 1, ttl: 63, ident: None }));
         assert_eq!(frame.ends.unwrap().dst.to_string(), "fd99::3");
         assert_eq!((frame.error, frame.tcp), (None, None));
     }
@@ -573,7 +583,7 @@ mod tests {
         let mut octets = frame4(6, &TCP);
         octets.resize(60, 0);
         let frame = dissect(&octets);
-        let want = TcpInfo { seq: 100, ack: 200, flags: 0x18, payload_len: 0 };
+        let want = TcpInfo { seq: 100, ack: 200, flags: 0x18, window: 0xffff, payload_len: 0 };
         assert_eq!((stack(&frame), frame.tcp), (vec!["eth", "ipv4", "tcp"], Some(want)));
     }
 

@@ -175,6 +175,8 @@ pub struct IpInfo {
     pub ecn: u8,
     /// Time to live, or hop limit.
     pub ttl: u8,
+    /// IPv4's Identification. Many senders count it up, packet by packet.
+    pub ident: Option<u16>,
 }
 
 /// Fields of a TCP header.
@@ -186,6 +188,8 @@ pub struct TcpInfo {
     pub ack: u32,
     /// FIN 1, SYN 2, RST 4, PSH 8, ACK 0x10, URG 0x20, ECE 0x40, CWR 0x80.
     pub flags: u8,
+    /// The window as it is in the header, without a scale.
+    pub window: u16,
     /// Octets of payload on the wire.
     pub payload_len: u32,
 }
