@@ -31,6 +31,9 @@ pub(crate) struct Limits {
     pub(crate) pkey: Option<u32>,
 }
 
+/// So long the rdma_cm waits for the answer to a SIDR request (time-out code 20).
+const SIDR_NS: i128 = 4_294_967_296;
+
 /// A message that was seen: attribute, whether of the active end, transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Seen {
@@ -68,6 +71,15 @@ struct Connection {
     over: bool,
 }
 
+/// A SIDR request that waits for its answer.
+#[derive(Debug)]
+struct Asked {
+    frame: u64,
+    time: Option<i128>,
+    of: IpAddr,
+    sent: u32,
+}
+
 /// All connections.
 #[derive(Debug, Default)]
 pub(crate) struct Cm {
@@ -77,7 +89,7 @@ pub(crate) struct Cm {
     /// Established and without RTU, by the passive end's address and queue pair.
     awaited: FxHashMap<(IpAddr, u32), usize>,
     /// SIDR requests that wait for their answer.
-    sidr: FxHashMap<(IpAddr, u32), (u64, Option<i128>, IpAddr, u32)>,
+    sidr: FxHashMap<(IpAddr, u32), Asked>,
 }
 
 impl Cm {
@@ -100,15 +112,12 @@ impl Cm {
         match &message {
             Message::SidrReq(req) => {
                 let key = (src, req.request_id);
-                let entry = self.sidr.entry(key).or_insert((packet.frame, packet.time, dst, 0));
-                entry.3 += 1;
-                if entry.3 > 1 {
-                    say(
-                        Kind::CmRepeated,
-                        &[packet.frame],
-                        repeated("SIDR_REQ", entry.0, entry.1, packet, order),
-                        found,
-                    );
+                let asked = Asked { frame: packet.frame, time: packet.time, of: dst, sent: 0 };
+                let asked = self.sidr.entry(key).or_insert(asked);
+                asked.sent += 1;
+                if asked.sent > 1 {
+                    let text = repeated("SIDR_REQ", asked.frame, asked.time, packet, order);
+                    say(Kind::CmRepeated, &[packet.frame], text, found);
                 }
                 return;
             }
@@ -250,7 +259,7 @@ impl Cm {
                 }
                 if let [Some(a), Some(b)] = connection.qps {
                     let ends = [(connection.ends[0], a), (connection.ends[1], b)];
-                    rc.closed(ends, packet.time, found);
+                    rc.closed(ends, found);
                 }
             }
             Message::Drep(_) => {
@@ -335,10 +344,12 @@ impl Cm {
                 found.add(Kind::CmTimeout, [connection.req.0], connection.req.1, ends, text);
             }
         }
-        for (&(src, _), &(frame, time, dst, sent)) in &self.sidr {
-            if sent > 1 || waited(time) > 4_300_000_000 {
-                let text = format!("the SIDR_REQ was not answered in {}", span(waited(time)));
-                found.add(Kind::CmTimeout, [frame], time, (End::Host(src), End::Host(dst)), text);
+        for (&(src, _), asked) in &self.sidr {
+            let waited = waited(asked.time);
+            if asked.sent > 1 || waited > SIDR_NS {
+                let text = format!("the SIDR_REQ was not answered in {}", span(waited));
+                let ends = (End::Host(src), End::Host(asked.of));
+                found.add(Kind::CmTimeout, [asked.frame], asked.time, ends, text);
             }
         }
     }

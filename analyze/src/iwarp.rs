@@ -228,10 +228,9 @@ impl Session {
                 }
             }
         }
-        let rtr = self.sides[side].fpdus == 0 && fpdu.payload_len == 0;
         self.sides[side].fpdus += 1;
         self.sequence(side, frame, fpdu, header, sockets, found);
-        self.reads(side, frame, fpdu, opcode, rtr, sockets, found);
+        self.reads(side, frame, fpdu, opcode, sockets, found);
         if let Operation::Terminate(terminate, _) = &fpdu.operation {
             self.terminate(side, frame, terminate, sockets, found);
         }
@@ -328,7 +327,6 @@ impl Session {
         frame: &Frame,
         fpdu: &Fpdu,
         opcode: Opcode,
-        rtr: bool,
         sockets: (End, End),
         found: &mut Findings,
     ) {
@@ -341,7 +339,6 @@ impl Session {
         if opcode != Opcode::READ_REQUEST {
             return;
         }
-        let _ = rtr;
         self.sides[side].reads.push_back(frame.number);
         let limit = self.read_limit(side);
         let this = &mut self.sides[side];
@@ -457,19 +454,19 @@ impl Session {
         }
     }
 
-    /// The stream is reset by `side`. Says whether that is a failed start-up.
+    /// The stream is reset by `side`: a start-up that failed?
     pub(crate) fn reset(
         &mut self,
         side: usize,
         frame: &Frame,
         ends: [SocketAddr; 2],
         found: &mut Findings,
-    ) -> bool {
-        let (Some(request), Some(reply)) = (&self.request, &self.reply) else { return false };
+    ) {
+        let (Some(request), Some(reply)) = (&self.request, &self.reply) else { return };
         let refused = reply.start.flags.contains(StartFlags::REJECT);
         if refused || self.failed || self.terminated.is_some() || self.sides[request.side].fpdus > 0
         {
-            return false;
+            return;
         }
         self.failed = true;
         let who = if side == request.side { "initiator" } else { "responder" };
@@ -485,7 +482,6 @@ impl Session {
             Self::sockets(ends, side),
             text,
         );
-        true
     }
 
     pub(crate) fn finish(

@@ -52,6 +52,13 @@ impl fmt::Display for End {
     }
 }
 
+/// Two queue pairs that belong together, where the capture does not show it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hint {
+    /// Both ends.
+    pub ends: [(IpAddr, Qpn); 2],
+}
+
 /// Something that is wrong, or worth saying.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
@@ -105,6 +112,11 @@ impl Analyser {
     /// One that has seen nothing.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Joins two queue pairs; to be given before the first frame.
+    pub fn hint(&mut self, hint: Hint) {
+        self.rc.hint(hint.ends);
     }
 
     /// Looks at the capture's next frame.

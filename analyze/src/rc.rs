@@ -314,6 +314,15 @@ impl Flows {
         at
     }
 
+    /// The two channels of a connection that was made outside of the capture.
+    pub(crate) fn hint(&mut self, ends: [(IpAddr, Qpn); 2]) {
+        let [(a, a_qp), (b, b_qp)] = ends;
+        let there = self.channel(a, b, b_qp, Transport::Rc);
+        let back = self.channel(b, a, a_qp, Transport::Rc);
+        self.channels[there].pair = Some(back);
+        self.channels[back].pair = Some(there);
+    }
+
     /// A connection was made: its two channels begin anew.
     pub(crate) fn made(&mut self, made: &Made, last: Option<i128>, found: &mut Findings) {
         let [(a, a_qp), (b, b_qp)] = made.ends;
@@ -335,18 +344,12 @@ impl Flows {
     }
 
     /// A connection is over: what is open is settled.
-    pub(crate) fn closed(
-        &mut self,
-        ends: [(IpAddr, Qpn); 2],
-        now: Option<i128>,
-        found: &mut Findings,
-    ) {
+    pub(crate) fn closed(&mut self, ends: [(IpAddr, Qpn); 2], found: &mut Findings) {
         let [(a, a_qp), (b, b_qp)] = ends;
         for key in [(a, b, b_qp.0), (b, a, a_qp.0)] {
             if let Some(&at) = self.by_key.get(&key) {
                 self.channels[at].half.ended = true;
                 self.given_up(at, found);
-                let _ = now;
             }
         }
     }
@@ -381,7 +384,7 @@ impl Flows {
                 self.channel(packet.ends.src, packet.ends.dst, packet.dest_qp(), info.transport)
             }
         };
-        self.fields(at, packet, cm, found);
+        self.fields(at, packet, found);
         if info.request {
             self.request(at, packet, info, order, max, found);
             if info.transport == Transport::Rc {
@@ -418,7 +421,7 @@ impl Flows {
     }
 
     /// What must be the same for all packets of a flow.
-    fn fields(&mut self, at: usize, packet: &Packet<'_>, cm: &Cm, found: &mut Findings) {
+    fn fields(&mut self, at: usize, packet: &Packet<'_>, found: &mut Findings) {
         let ends = self.ends(at);
         let bth = &packet.headers.bth;
         let (pkey, migreq) = (bth.pkey(), bth.migreq());
@@ -459,7 +462,6 @@ impl Flows {
                 }
             }
         }
-        let _ = cm;
         if let Some(dscp) = packet.dscp
             && self.channels[at].dscp.is_none()
         {
@@ -676,10 +678,10 @@ impl Flows {
         let request = Request::of(info.operation);
         let len = packet.roce.payload_len;
         let say = |kind, text, found: &mut Findings| {
-            found.add(kind, [packet.frame], packet.time, ends, text)
+            found.add(kind, [packet.frame], packet.time, ends, text);
         };
         let pad = packet.headers.bth.pad();
-        if (u32::from(pad) + len) % 4 != 0 && packet.roce.error.is_none() {
+        if !(u32::from(pad) + len).is_multiple_of(4) && packet.roce.error.is_none() {
             say(Kind::RocePad, format!("PadCnt {pad} with {len} octets of payload"), found);
         }
         if let Some(within) = channel.half.within {
@@ -1098,7 +1100,7 @@ impl Flows {
         }
         let len = packet.roce.payload_len;
         let pad = packet.headers.bth.pad();
-        if (u32::from(pad) + len) % 4 != 0 && packet.roce.error.is_none() {
+        if !(u32::from(pad) + len).is_multiple_of(4) && packet.roce.error.is_none() {
             let text = format!("PadCnt {pad} with {len} octets of payload");
             found.add(Kind::RocePad, [packet.frame], packet.time, ends, text);
         }
@@ -1236,7 +1238,8 @@ impl Flows {
             return;
         }
         let Some(oldest) = half.oldest() else { return };
-        let tries = if oldest.1.since == half.completed { oldest.1.sends.saturating_sub(1) } else { 0 };
+        let tries =
+            if oldest.1.since == half.completed { oldest.1.sends.saturating_sub(1) } else { 0 };
         if let Some(limit) = limit
             && limit > 0
             && tries >= limit

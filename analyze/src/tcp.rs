@@ -10,7 +10,6 @@ use crate::{
     End, Findings, Kind,
     iwarp::Session,
     order::{Gap, Idents, Order},
-    span,
 };
 
 const FIN: u8 = 1;
@@ -216,8 +215,7 @@ impl Stream {
                 let after = self.session.last_words();
                 self.reset = Some((side, frame.time_ns, after));
             }
-            let ours = self.session.reset(side, frame, self.ends, held);
-            let _ = ours;
+            self.session.reset(side, frame, self.ends, held);
             return;
         }
         if tcp.window == 0 && tcp.flags & FIN == 0 {
@@ -372,6 +370,5 @@ impl Stream {
         }
         self.session.finish(last, self.ends, &mut self.held);
         found.0.append(&mut self.held.0);
-        let _ = span;
     }
 }

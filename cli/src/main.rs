@@ -3,9 +3,10 @@
 //! One command a file: [`demo`], [`serve`], [`ping`], [`perf`], [`sim`]; [`pingpong`] and
 //! [`dissect`] have a folder.
 //! What two of our own commands say to each other is in [`session`], what rping says in [`rping`].
-//! Without the feature `peers` there are [`dissect`] and [`sim`], and nothing that opens a socket.
+//! Without the feature `peers` there are [`dissect`], [`check`] and [`sim`], and nothing that opens a socket.
 #![forbid(unsafe_code)]
 
+mod check;
 mod dissect;
 #[cfg_attr(not(feature = "peers"), allow(dead_code, reason = "the peers print more than the rest"))]
 mod output;
@@ -63,6 +64,7 @@ Examples:
   userdma perf --local --op write --size 1048576 --bw --baseline
   userdma pingpong 10.0.0.1             the client of ibv_rc_pingpong
   userdma dissect x.pcap                what RDMA a capture carries
+  userdma check x.pcap                  what is wrong in it, where, and what to look at
   userdma sim --seed 7                  RoCEv2 through loss, simulated")
 )]
 struct Cli {
@@ -76,6 +78,7 @@ enum Command {
     #[command(flatten)]
     Peer(Peer),
     Dissect(dissect::Dissect),
+    Check(check::Check),
     Sim(sim::Sim),
 }
 
@@ -128,6 +131,7 @@ fn run(command: Command) -> Result<ExitCode> {
         #[cfg(feature = "peers")]
         Command::Peer(peer) => run_peer(peer),
         Command::Dissect(args) => dissect::run(&args),
+        Command::Check(args) => check::run(&args),
         Command::Sim(args) => sim::run(&args),
     }
 }

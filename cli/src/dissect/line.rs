@@ -32,7 +32,7 @@ const OFF: &str = "\x1b[0m";
 
 /// Lines in the making.
 #[derive(Debug, Default)]
-pub(super) struct Line {
+pub(crate) struct Line {
     octets: Vec<u8>,
     /// Octets of escape sequences among them.
     escapes: usize,

@@ -11,13 +11,12 @@ mod line;
 mod mad;
 #[cfg(test)]
 mod sample;
-mod stream;
+pub(crate) mod stream;
 mod text;
 mod tree;
 
 use std::{
     cell::RefCell,
-    env,
     io::{self, IsTerminal, Read},
     path::{Path, PathBuf},
     process::ExitCode,
@@ -146,7 +145,7 @@ pub(crate) fn run(args: &Dissect) -> Result<ExitCode> {
         Ok(input) => input,
         Err(why) => return refuse(&why),
     };
-    let stop = stop_flag().context("cannot watch for Ctrl-C")?;
+    let stop = stream::stop_flag().context("cannot watch for Ctrl-C")?;
     // Of a pipe nothing is lost: tcpdump ends by the same Ctrl-C, and what it still wrote is read.
     let stop = if input.is_live() { Arc::default() } else { stop };
     let sink = Rc::new(RefCell::new(Sink::new(Box::new(io::stdout()), args.colours())));
@@ -224,17 +223,6 @@ fn complaint(end: &End, tally: &Tally) -> Option<String> {
     }
 }
 
-/// Raised by the first Ctrl-C; the second one ends the process.
-fn stop_flag() -> io::Result<Arc<AtomicBool>> {
-    use signal_hook::{consts::SIGINT, flag};
-
-    let stop = Arc::new(AtomicBool::new(false));
-    // In this order: at the first signal the flag is not up yet.
-    flag::register_conditional_shutdown(SIGINT, INTERRUPTED.into(), Arc::clone(&stop))?;
-    flag::register(SIGINT, Arc::clone(&stop))?;
-    Ok(stop)
-}
-
 impl Dissect {
     fn options(&self) -> Options {
         let mut options = Options::default();
@@ -243,17 +231,7 @@ impl Dissect {
     }
 
     fn colours(&self) -> bool {
-        self.format == Format::Text
-            && match self.color {
-                ColorChoice::Always => true,
-                ColorChoice::Never => false,
-                ColorChoice::Auto => {
-                    let set = |name| env::var_os(name).filter(|value| !value.is_empty());
-                    io::stdout().is_terminal()
-                        && set("NO_COLOR").is_none()
-                        && set("TERM").is_none_or(|term| term != "dumb")
-                }
-            }
+        self.format == Format::Text && stream::shows_colours(self.color)
     }
 }
 

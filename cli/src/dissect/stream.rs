@@ -2,12 +2,15 @@
 
 use std::{
     cell::RefCell,
+    env,
     fs::File,
     io::{self, IsTerminal, Read, Write},
     path::Path,
     rc::Rc,
+    sync::{Arc, atomic::AtomicBool},
 };
 
+use clap::ColorChoice;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::line::Line;
@@ -19,7 +22,7 @@ const ENOUGH: usize = 64 << 10;
 const LARGE: u64 = 16 << 20;
 
 /// An opened capture.
-pub(super) enum Input {
+pub(crate) enum Input {
     /// A file with an end: it can be read to it at any time.
     File(File, u64),
     /// A pipe, a socket, a device: more may come, and somebody waits for what is there already.
@@ -32,7 +35,7 @@ impl Input {
     /// # Errors
     ///
     /// What is wrong with it, and what to do, in words.
-    pub(super) fn open(path: &Path) -> Result<Self, String> {
+    pub(crate) fn open(path: &Path) -> Result<Self, String> {
         if path == Path::new("-") {
             return Self::stdin();
         }
@@ -70,13 +73,23 @@ impl Input {
         Ok(Self::Live(Box::new(io::stdin())))
     }
 
-    pub(super) fn is_live(&self) -> bool {
+    pub(crate) fn is_live(&self) -> bool {
         matches!(self, Self::Live(_))
+    }
+
+    /// A reader of it for a command that prints only at the end: how far it is can be shown on a terminal.
+    pub(crate) fn into_read_shown(self, sink: &Rc<RefCell<Sink>>) -> Box<dyn Read> {
+        match self {
+            Self::File(file, len) if len > LARGE && io::stderr().is_terminal() => {
+                Box::new(progress(len).wrap_read(file))
+            }
+            other => other.into_read(sink),
+        }
     }
 
     /// A reader of it. Of a live input it sends out what `sink` has before it waits for more; of a
     /// large file it shows how far it is.
-    pub(super) fn into_read(self, sink: &Rc<RefCell<Sink>>) -> Box<dyn Read> {
+    pub(crate) fn into_read(self, sink: &Rc<RefCell<Sink>>) -> Box<dyn Read> {
         match self {
             Self::Live(input) => Box::new(Flushing { input, sink: Rc::clone(sink) }),
             Self::File(file, len)
@@ -89,8 +102,33 @@ impl Input {
     }
 }
 
+/// Raised by the first Ctrl-C; the second one ends the process.
+pub(crate) fn stop_flag() -> io::Result<Arc<AtomicBool>> {
+    use signal_hook::{consts::SIGINT, flag};
+
+    let stop = Arc::new(AtomicBool::new(false));
+    // In this order: at the first signal the flag is not up yet.
+    flag::register_conditional_shutdown(SIGINT, super::INTERRUPTED.into(), Arc::clone(&stop))?;
+    flag::register(SIGINT, Arc::clone(&stop))?;
+    Ok(stop)
+}
+
+/// Whether text on stdout shall have colours.
+pub(crate) fn shows_colours(choice: ColorChoice) -> bool {
+    match choice {
+        ColorChoice::Always => true,
+        ColorChoice::Never => false,
+        ColorChoice::Auto => {
+            let set = |name| env::var_os(name).filter(|value| !value.is_empty());
+            io::stdout().is_terminal()
+                && set("NO_COLOR").is_none()
+                && set("TERM").is_none_or(|term| term != "dumb")
+        }
+    }
+}
+
 /// An error without the number that std prints behind it.
-pub(super) fn plain(error: &io::Error) -> String {
+pub(crate) fn plain(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::NotFound => "no such file".into(),
         io::ErrorKind::PermissionDenied => "permission denied".into(),
@@ -121,26 +159,26 @@ impl Read for Flushing {
 }
 
 /// Lines on their way out.
-pub(super) struct Sink {
+pub(crate) struct Sink {
     /// What was not yet sent; append here.
-    pub(super) lines: Line,
+    pub(crate) lines: Line,
     output: Box<dyn Write>,
     failure: Option<io::Error>,
 }
 
 impl Sink {
-    pub(super) fn new(output: Box<dyn Write>, colours: bool) -> Self {
+    pub(crate) fn new(output: Box<dyn Write>, colours: bool) -> Self {
         Self { lines: Line::new(colours), output, failure: None }
     }
 
     /// To be called behind each line. Whether the output can still be written to.
     #[inline]
-    pub(super) fn end_line(&mut self) -> bool {
+    pub(crate) fn end_line(&mut self) -> bool {
         self.lines.as_bytes().len() < ENOUGH || self.flush()
     }
 
     /// Sends everything out. Whether that worked, and all before it.
-    pub(super) fn flush(&mut self) -> bool {
+    pub(crate) fn flush(&mut self) -> bool {
         if self.failure.is_none() {
             let lines = self.lines.as_bytes();
             let sent = self.output.write_all(lines).and_then(|()| self.output.flush());
@@ -151,7 +189,7 @@ impl Sink {
     }
 
     /// Why the output could not be written to.
-    pub(super) fn failure(&self) -> Option<&io::Error> {
+    pub(crate) fn failure(&self) -> Option<&io::Error> {
         self.failure.as_ref()
     }
 }

@@ -650,7 +650,8 @@ mod tests {
         let told_cnp = packet(cnp, 16);
         assert!(told_cnp.ends_with("congestion: slow down  [BECN]"), "{told_cnp}");
         let mut marked = roce_frame(roce_of(headers_of(0x04), 8));
-        marked.ip = Some(userdma_proto::dissect::IpInfo { dscp: 0, ecn: 3, ttl: 64, ident: Some(0) });
+        marked.ip =
+            Some(userdma_proto::dissect::IpInfo { dscp: 0, ecn: 3, ttl: 64, ident: Some(0) });
         assert!(told(&marked).starts_with("ECN CE  QP 0x000012"), "{}", told(&marked));
         let mut bad = roce_of(headers_of(0x04), 8);
         bad.icrc = IcrcState::Bad;

@@ -181,12 +181,8 @@ impl Walk<'_> {
             ports: None,
         });
         let class = header.traffic_class();
-        self.frame.ip = Some(IpInfo {
-            dscp: class >> 2,
-            ecn: class & 3,
-            ttl: header.hop_limit(),
-            ident: None,
-        });
+        self.frame.ip =
+            Some(IpInfo { dscp: class >> 2, ecn: class & 3, ttl: header.hop_limit(), ident: None });
         self.frame.tcp = None;
         let (mut payload, missing) = match usize::from(header.payload_length()) {
             // A jumbogram, or seen on the sending host, where the NIC fills it in.
