@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// Packets that are remembered behind what was acknowledged, for copies and late ones.
-const BEHIND: usize = 256;
+const BEHIND: usize = 64;
 /// Packets that are remembered in all, of one channel.
 const MOST: usize = 1 << 16;
 /// A PSN so far ahead is a new start.
@@ -350,6 +350,7 @@ impl Flows {
             if let Some(&at) = self.by_key.get(&key) {
                 self.channels[at].half.ended = true;
                 self.given_up(at, found);
+                self.channels[at].half.forget();
             }
         }
     }
@@ -1384,6 +1385,16 @@ impl Message {
 }
 
 impl Half {
+    /// The connection is over: what is not open any more is forgotten.
+    fn forget(&mut self) {
+        if self.gaps.is_empty() && self.resp_gaps.is_empty() && self.oldest().is_none() {
+            self.base = self.base.add(self.sent.len() as u32);
+            self.first_message += self.messages.len() as u64;
+            self.sent = VecDeque::new();
+            self.messages = VecDeque::new();
+        }
+    }
+
     /// Forgets what is acknowledged and long gone.
     fn trim(&mut self, uc: bool) {
         let una = match (uc, self.una) {

@@ -7,7 +7,11 @@ use std::{
     io::{self, IsTerminal, Read, Write},
     path::Path,
     rc::Rc,
-    sync::{Arc, atomic::AtomicBool},
+    sync::{
+        Arc,
+        atomic::AtomicBool,
+        mpsc::{self, Receiver, Sender},
+    },
 };
 
 use clap::ColorChoice;
@@ -81,7 +85,7 @@ impl Input {
     pub(crate) fn into_read_shown(self, sink: &Rc<RefCell<Sink>>) -> Box<dyn Read> {
         match self {
             Self::File(file, len) if len > LARGE && io::stderr().is_terminal() => {
-                Box::new(progress(len).wrap_read(file))
+                Box::new(Ahead::new(progress(len).wrap_read(file)))
             }
             other => other.into_read(sink),
         }
@@ -95,8 +99,9 @@ impl Input {
             Self::File(file, len)
                 if len > LARGE && io::stderr().is_terminal() && !io::stdout().is_terminal() =>
             {
-                Box::new(progress(len).wrap_read(file))
+                Box::new(Ahead::new(progress(len).wrap_read(file)))
             }
+            Self::File(file, len) if len > LARGE => Box::new(Ahead::new(file)),
             Self::File(file, _) => Box::new(file),
         }
     }
@@ -142,6 +147,64 @@ fn progress(len: u64) -> ProgressBar {
     // The template is constant and valid; were it not, the default would do.
     bar.with_style(ProgressStyle::with_template(style).unwrap_or(ProgressStyle::default_bar()))
         .with_finish(indicatif::ProgressFinish::AndClear)
+}
+
+/// Reads ahead in a thread of its own: to copy a large file out of the kernel takes as long as to decode it.
+struct Ahead {
+    full: Receiver<io::Result<Vec<u8>>>,
+    empty: Sender<Vec<u8>>,
+    chunk: Vec<u8>,
+    at: usize,
+}
+
+impl Ahead {
+    const CHUNK: usize = 1 << 20;
+    const CHUNKS: usize = 4;
+
+    fn new(mut input: impl Read + Send + 'static) -> Self {
+        let (to_reader, full) = mpsc::channel();
+        let (empty, to_thread) = mpsc::channel::<Vec<u8>>();
+        for _ in 0..Self::CHUNKS {
+            let _ = empty.send(Vec::new());
+        }
+        // It ends with the file, or when nobody reads any more.
+        std::thread::spawn(move || {
+            while let Ok(mut chunk) = to_thread.recv() {
+                chunk.resize(Self::CHUNK, 0);
+                let read = loop {
+                    match input.read(&mut chunk) {
+                        Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                        read => break read,
+                    }
+                };
+                let ends = !matches!(read, Ok(1..));
+                let sent = to_reader.send(read.map(|octets| {
+                    chunk.truncate(octets);
+                    chunk
+                }));
+                if ends || sent.is_err() {
+                    return;
+                }
+            }
+        });
+        Self { full, empty, chunk: Vec::new(), at: 0 }
+    }
+}
+
+impl Read for Ahead {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.at == self.chunk.len() {
+            // The thread is gone behind the end, and behind an error.
+            let Ok(next) = self.full.recv() else { return Ok(0) };
+            let used = std::mem::replace(&mut self.chunk, next?);
+            self.at = 0;
+            let _ = self.empty.send(used);
+        }
+        let octets = buffer.len().min(self.chunk.len() - self.at);
+        buffer[..octets].copy_from_slice(&self.chunk[self.at..self.at + octets]);
+        self.at += octets;
+        Ok(octets)
+    }
 }
 
 struct Flushing {
