@@ -20,6 +20,8 @@ mod kind;
 mod net;
 mod order;
 mod rc;
+#[cfg(feature = "scenes")]
+pub mod scenes;
 mod tcp;
 
 use std::{

@@ -53,6 +53,7 @@ pub(crate) struct Packet<'a> {
     pub(crate) roce: &'a Roce,
     pub(crate) info: Option<&'static Info>,
     pub(crate) dscp: Option<u8>,
+    pub(crate) pcp: Option<u8>,
     pub(crate) ecn: u8,
 }
 
@@ -68,6 +69,7 @@ impl<'a> Packet<'a> {
             roce,
             info: headers.bth.opcode().info(),
             dscp: frame.ip.map(|ip| ip.dscp),
+            pcp: frame.pcp,
             ecn: frame.ip.map_or(0, |ip| ip.ecn),
         }
     }
@@ -128,7 +130,7 @@ struct Sent {
     time: Option<i128>,
     /// The message it belongs to, by its place in [`Half::messages`].
     message: u64,
-    /// How often, since the responder last took the flow on ([`Half::completed`]).
+    /// How often, since the responder last took the flow on ([`Half::epoch`]).
     sends: u8,
     since: u64,
     ack_req: bool,
@@ -235,6 +237,8 @@ struct Half {
     answers: u64,
     requests: u64,
     completed: u64,
+    /// Answers that took the flow on, or told it to wait.
+    epoch: u64,
     last_request: Option<(u64, Option<i128>)>,
     last_answer: Option<(u64, Option<i128>)>,
     ended: bool,
@@ -256,9 +260,11 @@ struct Channel {
     mid_told: bool,
     migreq: Option<bool>,
     migreq_told: bool,
+    pkey: Option<u32>,
     pkey_told: bool,
-    dscp: Option<(u8, u64)>,
-    qos_told: bool,
+    /// DSCP and VLAN priority, and the frame that first had them.
+    qos: [Option<(u8, u64)>; 2],
+    qos_told: [bool; 2],
 }
 
 impl Channel {
@@ -275,9 +281,10 @@ impl Channel {
             mid_told: false,
             migreq: None,
             migreq_told: false,
+            pkey: None,
             pkey_told: false,
-            dscp: None,
-            qos_told: false,
+            qos: [None; 2],
+            qos_told: [false; 2],
         }
     }
 }
@@ -385,7 +392,6 @@ impl Flows {
                 self.channel(packet.ends.src, packet.ends.dst, packet.dest_qp(), info.transport)
             }
         };
-        self.fields(at, packet, found);
         if info.request {
             self.request(at, packet, info, order, max, found);
             if info.transport == Transport::Rc {
@@ -394,6 +400,8 @@ impl Flows {
         } else {
             self.answer(at, packet, info, order, max, found);
         }
+        // Behind the answer, which may have shown who belongs together.
+        self.fields(at, packet, found);
     }
 
     /// Of a packet to a queue pair that was never seen: does it continue another's numbers?
@@ -438,6 +446,20 @@ impl Flows {
                 format!("P_Key {:#06x}; the connection was made with {expected:#06x}", pkey.0);
             found.add(Kind::RocePkey, [packet.frame], packet.time, ends, text);
         }
+        if channel.pkey.is_none() {
+            channel.pkey = Some(pkey.0);
+            let other = pair.and_then(|pair| self.channels[pair].pkey);
+            let limited = |pkey: u32| pkey & 0x8000 == 0;
+            if limited(pkey.0) && other.is_some_and(limited) && !self.channels[at].pkey_told {
+                self.channels[at].pkey_told = true;
+                let text = format!(
+                    "P_Key {:#06x}: both ends are limited members of the partition",
+                    pkey.0
+                );
+                found.add(Kind::RocePkey, [packet.frame], packet.time, ends, text);
+            }
+        }
+        let channel = &mut self.channels[at];
         match channel.migreq {
             Some(before) if before != migreq && !channel.migreq_told => {
                 channel.migreq_told = true;
@@ -463,19 +485,25 @@ impl Flows {
                 }
             }
         }
-        if let Some(dscp) = packet.dscp
-            && self.channels[at].dscp.is_none()
-        {
-            self.channels[at].dscp = Some((dscp, packet.frame));
-            if let Some(pair) = pair
-                && let Some((other, frame)) = self.channels[pair].dscp
-                && other != dscp
-                && !self.channels[pair].qos_told
+        let each = [
+            (packet.dscp, Kind::QosDscpMismatch, "DSCP"),
+            (packet.pcp, Kind::QosPcpMismatch, "VLAN priority"),
+        ];
+        for (which, (value, kind, name)) in each.into_iter().enumerate() {
+            let Some(value) = value.filter(|_| self.channels[at].qos[which].is_none()) else {
+                continue;
+            };
+            self.channels[at].qos[which] = Some((value, packet.frame));
+            if let Some(pair) = self.channels[at].pair
+                && let Some((other, frame)) = self.channels[pair].qos[which]
+                && other != value
+                && !self.channels[at].qos_told[which]
             {
-                self.channels[at].qos_told = true;
-                let text =
-                    format!("DSCP {dscp} here and {other} in the other direction (frame {frame})");
-                found.add(Kind::QosDscpMismatch, [packet.frame], packet.time, ends, text);
+                self.channels[at].qos_told[which] = true;
+                let text = format!(
+                    "{name} {value} here and {other} in the other direction (frame {frame})"
+                );
+                found.add(kind, [packet.frame], packet.time, ends, text);
             }
         }
     }
@@ -567,7 +595,7 @@ impl Flows {
             time: packet.time,
             message: half.first_message + half.messages.len() as u64,
             sends: 0,
-            since: half.completed,
+            since: half.epoch,
             ack_req: false,
             more: false,
         };
@@ -661,7 +689,7 @@ impl Flows {
             time: packet.time,
             message: half.first_message + half.messages.len() as u64 - 1,
             sends: 1,
-            since: half.completed,
+            since: half.epoch,
             ack_req: packet.headers.bth.ack_req() || request == Request::Read,
             more: false,
         };
@@ -682,7 +710,7 @@ impl Flows {
             found.add(kind, [packet.frame], packet.time, ends, text);
         };
         let pad = packet.headers.bth.pad();
-        if !(u32::from(pad) + len).is_multiple_of(4) && packet.roce.error.is_none() {
+        if !(u32::from(pad) + len).is_multiple_of(4) {
             say(Kind::RocePad, format!("PadCnt {pad} with {len} octets of payload"), found);
         }
         if let Some(within) = channel.half.within {
@@ -923,10 +951,10 @@ impl Flows {
             }
         }
         if let Some(entry) = half.sent.get_mut(index) {
-            let before = if entry.since == half.completed { entry.sends } else { 1 };
+            let before = if entry.since == half.epoch { entry.sends } else { 1 };
             let sends = before.saturating_add(1).max(2);
             let (more, message) = (entry.more, entry.message);
-            let since = half.completed;
+            let since = half.epoch;
             *entry = Sent { sends, since, more, message, ..half_filled(entry, packet, info) };
             if sends == 4 && half.storm != Some(psn) {
                 half.storm = Some(psn);
@@ -1101,7 +1129,7 @@ impl Flows {
         }
         let len = packet.roce.payload_len;
         let pad = packet.headers.bth.pad();
-        if !(u32::from(pad) + len).is_multiple_of(4) && packet.roce.error.is_none() {
+        if !(u32::from(pad) + len).is_multiple_of(4) {
             let text = format!("PadCnt {pad} with {len} octets of payload");
             found.add(Kind::RocePad, [packet.frame], packet.time, ends, text);
         }
@@ -1173,6 +1201,7 @@ impl Flows {
         let half = &mut self.channels[asker].half;
         half.acknowledged_before(psn);
         half.rnr_unanswered(requester, found);
+        half.epoch += 1;
         let micros = rnr_micros(code);
         half.rnr = Some(Rnr { frame: packet.frame, time: packet.time, psn, micros });
         half.rnrs = if half.rnrs.0 == psn { (psn, half.rnrs.1 + 1) } else { (psn, 1) };
@@ -1239,8 +1268,7 @@ impl Flows {
             return;
         }
         let Some(oldest) = half.oldest() else { return };
-        let tries =
-            if oldest.1.since == half.completed { oldest.1.sends.saturating_sub(1) } else { 0 };
+        let tries = if oldest.1.since == half.epoch { oldest.1.sends.saturating_sub(1) } else { 0 };
         if let Some(limit) = limit
             && limit > 0
             && tries >= limit
@@ -1434,6 +1462,7 @@ impl Half {
         }
         self.una = Some(psn);
         self.completed += 1;
+        self.epoch += 1;
         while let Some(read) = self.reads.front() {
             let end = read.psn.add(read.count);
             if end != psn && psn.is_before(end) {

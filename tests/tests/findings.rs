@@ -118,3 +118,83 @@ fn kinds_and_severities_are_those_that_were_written_down() {
     }
     assert_eq!(ids.len(), Kind::ALL.len());
 }
+
+/// Captures with frames left out, doubled, swapped, cut and changed: whatever they are, they are no reason to panic,
+/// and what is found names frames that are there.
+#[test]
+fn captures_that_were_mangled() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../pcaps");
+    let mut files: Vec<_> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| {
+            path.to_str().is_some_and(|path| path.contains(".pcap") && !path.ends_with(".json"))
+        })
+        .collect();
+    files.sort();
+    let mut random = 0x2545_f491_4f6c_dd1d_u64;
+    let mut next = move |below: usize| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        (random % below as u64) as usize
+    };
+    for file in &files {
+        let whole = captures::records(file).unwrap();
+        for _ in 0..8 {
+            let mut records = whole.clone();
+            for _ in 0..1 + records.len() / 8 {
+                let (a, b) = (next(records.len()), next(records.len()));
+                match next(5) {
+                    0 if records.len() > 2 => drop(records.remove(a)),
+                    1 => records.insert(a, records[b].clone()),
+                    2 => records.swap(a, b),
+                    3 => {
+                        let len = records[a].data.len();
+                        records[a].data.truncate(len / 2 + next(len / 2 + 1));
+                    }
+                    _ => {
+                        let at = next(records[a].data.len().max(1));
+                        if let Some(octet) = records[a].data.get_mut(at) {
+                            *octet ^= 1 << next(8);
+                        }
+                    }
+                }
+            }
+            let mut analyser = Analyser::new();
+            for frame in captures::dissect(&records, 1 << 18) {
+                analyser.push(&frame);
+            }
+            analyser.finish();
+            for one in analyser.take() {
+                let named =
+                    one.frames.iter().all(|&frame| (1..=records.len() as u64).contains(&frame));
+                assert!(named && !one.frames.is_empty(), "{}: {one:?}", file.display());
+            }
+        }
+    }
+}
+
+/// Captures of others: no panic, and of those without RDMA nothing at all.
+#[test]
+fn captures_of_others() {
+    let Some(folder) = shared("captures/public") else { return };
+    let mut files = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let Ok(records) = captures::records(&path) else { continue };
+        files += 1;
+        let frames = captures::dissect(&records, 1 << 18);
+        let rdma = frames.iter().any(|frame| {
+            !frame.roce.is_empty() || !frame.iwarp.is_empty() || frame.pause.is_some()
+        });
+        let mut analyser = Analyser::new();
+        for frame in &frames {
+            analyser.push(frame);
+        }
+        analyser.finish();
+        let found = analyser.take();
+        assert!(rdma || found.is_empty(), "{}: {found:?}", path.display());
+    }
+    assert!(files > 20, "{files}");
+}

@@ -38,6 +38,7 @@ pub(super) fn bare_frame(layers: &[Layer], ports: Option<(u16, u16)>) -> Frame {
         roce: Default::default(),
         iwarp: Vec::new(),
         pause: None,
+        pcp: None,
         error: None,
     }
 }
@@ -72,6 +73,7 @@ pub(super) fn roce_of(headers: Headers, payload_len: u32) -> Roce {
         headers: Some(headers),
         payload_len,
         icrc: IcrcState::Good,
+        rewritten: None,
         vcrc: None,
         mad: None,
         error: None,

@@ -33,7 +33,7 @@ use crate::wire::{
         rdmap::{AtomicRequest, AtomicResponse, Opcode, ReadRequest},
         terminate::Terminate,
     },
-    roce::{Headers, grh::Grh},
+    roce::{Headers, grh::Grh, icrc::Rewrite},
 };
 use capture::Record;
 
@@ -151,6 +151,8 @@ pub struct Frame {
     pub iwarp: Vec<Iwarp>,
     /// A pause or PFC frame.
     pub pause: Option<Pause>,
+    /// Priority code point of the outermost VLAN tag, of Ethernet.
+    pub pcp: Option<u8>,
     /// What is wrong below RoCE and iWARP.
     pub error: Option<String>,
 }
@@ -240,6 +242,8 @@ pub struct Roce {
     pub payload_len: u32,
     /// The ICRC.
     pub icrc: IcrcState,
+    /// What would make it right, where it is wrong and the packet came over IPv4.
+    pub rewritten: Option<Rewrite>,
     /// The VCRC of native InfiniBand.
     pub vcrc: Option<IcrcState>,
     /// A management datagram's octets, as captured (256 of a whole one); read it with
@@ -458,6 +462,10 @@ impl Dissector {
             Err(_) if missing > 0 => {}
             Err(what) => frame.error = Some(what),
         }
+        if let [Layer::Eth, Layer::Vlan, ..] = frame.stack[..] {
+            // TCI behind both addresses and the tag's EtherType: PCP, DEI, VLAN.
+            frame.pcp = record.data.get(14).map(|octet| octet >> 5);
+        }
         self.found += frame.found_octets();
         self.waiting.push_back(frame);
         self.attach();
@@ -531,6 +539,7 @@ impl Frame {
             roce: SmallVec::new(),
             iwarp: Vec::new(),
             pause: None,
+            pcp: None,
             error: None,
         }
     }

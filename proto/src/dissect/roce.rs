@@ -27,7 +27,7 @@ use crate::wire::{
         Headers, ICRC_LEN, Packet,
         bth::Bth,
         grh::{Grh, NEXT_HEADER_BTH, VERSION},
-        icrc::Icrc,
+        icrc::{Icrc, rewritten},
         opcode::Opcode,
     },
 };
@@ -70,7 +70,14 @@ pub(super) fn v2(
             return push_train(segments, frame);
         }
     }
-    push(packet(Version::V2, payload, wire_len, icrc), frame);
+    let mut roce = packet(Version::V2, payload, wire_len, icrc);
+    if icrc == IcrcState::Bad
+        && let IpHeader::V4(ip) = ip
+        && let Ok(ip) = ip.try_into()
+    {
+        roce.rewritten = payload.get(..wire_len).and_then(|octets| rewritten(ip, udp, octets));
+    }
+    push(roce, frame);
 }
 
 /// RoCEv1: `octets` from the GRH on, behind which `missing` were not captured.
@@ -183,6 +190,7 @@ fn packet(version: Version, octets: &[u8], wire_len: usize, icrc: IcrcState) -> 
         headers: Some(packet.headers),
         payload_len: u32::try_from(packet.payload_len).unwrap_or(u32::MAX),
         icrc,
+        rewritten: None,
         vcrc: None,
         mad,
         error,
@@ -224,6 +232,7 @@ fn unread(version: Version, why: String) -> Box<Roce> {
         headers: None,
         payload_len: 0,
         icrc: IcrcState::Absent,
+        rewritten: None,
         vcrc: None,
         mad: None,
         error: Some(why),

@@ -367,6 +367,67 @@ fn recover(
     Some(Identification { identification, dont_fragment: assumed != other })
 }
 
+/// A field that the ICRC covers, or that a sender may have covered though it must not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Field {
+    /// IPv4's Identification.
+    Identification,
+    /// UDP's source port.
+    SourcePort,
+    /// UDP's destination port.
+    DestinationPort,
+    /// IPv4's time to live, which counts as ones.
+    Ttl,
+    /// IPv4's DSCP and ECN, which count as ones.
+    Tos,
+}
+
+/// What would make a wrong ICRC right, alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Rewrite {
+    /// A field, and the value with which the ICRC was made. It is named where nothing else of its
+    /// four octets had to change: by chance that happens once in 2^16 damaged packets or less.
+    pub field: Option<(Field, u16)>,
+    /// The source address with which the ICRC would be right. There always is one: it says
+    /// something only where several packets agree on it.
+    pub src: Ipv4Addr,
+    /// The same of the destination address.
+    pub dst: Ipv4Addr,
+}
+
+/// What would make the ICRC of a RoCEv2 packet over IPv4 right: its IP header without options, its
+/// UDP header, and what lies in it, from the BTH to the ICRC. `None` where it is right, or where
+/// this is no such packet.
+pub fn rewritten(ip: &[u8; IPV4_LEN], udp: &[u8; 8], payload: &[u8]) -> Option<Rewrite> {
+    let (covered, found) = payload.split_last_chunk::<ICRC_LEN>()?;
+    let (bth, rest) = Bth::read_from_prefix(covered).ok()?;
+    let mut icrc = Icrc::ipv4(ip, udp, &bth);
+    icrc.update(rest);
+    let difference = u32::from_le_bytes(icrc.finish()) ^ u32::from_le_bytes(*found);
+    if difference == 0 || payload.len() > usize::from(u16::MAX) {
+        return None;
+    }
+    // How the four octets that begin so far into both headers would have to differ.
+    let octets = |at: usize| {
+        let distance = IPV4_LEN + UDP_LEN - at + payload.len() - ICRC_LEN;
+        back::octets(difference, distance).to_le_bytes()
+    };
+    let word = |a: u8, b: u8| u16::from_be_bytes([a, b]);
+    let field = match (octets(4), octets(IPV4_LEN), octets(8), octets(0)) {
+        ([a, b, 0, 0], ..) => Some((Field::Identification, word(ip[4], ip[5]) ^ word(a, b))),
+        (_, [a, b, 0, 0], ..) => Some((Field::SourcePort, word(udp[0], udp[1]) ^ word(a, b))),
+        (_, [0, 0, a, b], ..) => Some((Field::DestinationPort, word(udp[2], udp[3]) ^ word(a, b))),
+        (_, _, [a, 0, 0, 0], _) => Some((Field::Ttl, word(0, 0xff ^ a))),
+        (_, _, _, [0, a, 0, 0]) => Some((Field::Tos, word(0, 0xff ^ a))),
+        _ => None,
+    };
+    let address = |at: usize| {
+        let [a, b, c, d] = octets(at);
+        Ipv4Addr::new(ip[at] ^ a, ip[at + 1] ^ b, ip[at + 2] ^ c, ip[at + 3] ^ d)
+    };
+    Some(Rewrite { field, src: address(12), dst: address(16) })
+}
+
 /// Arithmetic with polynomials modulo that of the CRC-32. They are written as the CRC's register
 /// holds them: the high bit is the coefficient of 1, the low bit that of x^31. An octet of zeros
 /// that goes through the register multiplies it by x^8.
