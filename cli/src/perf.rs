@@ -394,16 +394,20 @@ impl Side {
         let size = self.run.size as usize;
         let at = (n as usize % self.run.places()) * self.run.stride();
         let remote = RemoteAddr::new(peer.addr + at as u64, peer.rkey);
-        let op = match self.run.op {
-            PerfOp::Send => SendOp::Send,
-            PerfOp::Write => SendOp::Write(remote),
-            PerfOp::Read => SendOp::Read(remote),
-            PerfOp::Atomic => SendOp::FetchAdd { remote: peer, add: 1, mask: 0 },
-        };
-        if !self.run.fetches() && self.run.size <= INLINE {
-            SendWr::inline(n, op, &self.inline)
-        } else {
-            SendWr::new(n, op, [self.own.slice(at..at + size)])
+        let own = || [self.own.slice(at..at + size)];
+        match self.run.op {
+            PerfOp::Send if self.run.size <= INLINE => {
+                SendWr::inline(n, SendOp::Send, &self.inline)
+            }
+            PerfOp::Write if self.run.size <= INLINE => {
+                SendWr::inline(n, SendOp::Write(remote), &self.inline)
+            }
+            PerfOp::Send => SendWr::send(n, own()),
+            PerfOp::Write => SendWr::write(n, own(), remote),
+            PerfOp::Read => SendWr::read(n, own(), remote),
+            PerfOp::Atomic => {
+                SendWr::new(n, SendOp::FetchAdd { remote: peer, add: 1, mask: 0 }, own())
+            }
         }
     }
 

@@ -30,6 +30,15 @@ impl Instant {
     }
 }
 
+/// The sooner of two timers.
+#[inline]
+pub(crate) fn sooner(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}
+
 impl Add<Duration> for Instant {
     type Output = Self;
 

@@ -297,6 +297,7 @@ impl SendWr {
     }
 
     /// A signalled request for `op` that carries `data` inside.
+    #[inline]
     pub fn inline(id: u64, op: SendOp, data: &[u8]) -> Self {
         Self {
             id,

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     mem::Memory,
-    time::Instant,
+    time::{Instant, sooner},
     verbs::{PostError, QpState, QpType, RecvWr, SendWr},
     wire::{
         ids::PKey,
@@ -424,7 +424,7 @@ impl Qp {
     pub fn poll_timeout(&self) -> Option<Instant> {
         let pace = self.reaction.as_ref().and_then(ReactionPoint::poll_timeout);
         match self.state {
-            QpState::Rts | QpState::Sqd => self.tx.timeout().into_iter().chain(pace).min(),
+            QpState::Rts | QpState::Sqd => sooner(self.tx.timeout(), pace),
             // It answers.
             QpState::Rtr => pace,
             QpState::Reset | QpState::Init | QpState::Err => None,

@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     mem::Memory,
-    time::Instant,
+    time::{Instant, sooner},
     verbs::{
         Access, Payload, PostError, QpState, QpType, SendFlags, SendOp, SendWr, Sge, UdDest, Wc,
         WcStatus,
@@ -294,7 +294,7 @@ impl Requester {
     }
 
     pub(super) fn timeout(&self) -> Option<Instant> {
-        [self.deadline, self.rnr_until, self.linger].into_iter().flatten().min()
+        sooner(self.deadline, sooner(self.rnr_until, self.linger))
     }
 
     /// Whether there is work behind the point of sending.
@@ -924,12 +924,11 @@ impl Qp {
             let Some(work) = self.tx.queue.get(self.tx.at) else {
                 break;
             };
-            let ends = match work.dest {
-                Some(dest) => (self.attr.local, canonical(dest.addr)),
-                None => self.ends(),
-            };
+            // By reference: they lie in memory, and are looked at for each packet.
+            let other = work.dest.map(|dest| canonical(dest.addr));
+            let ends = (&self.attr.local, other.as_ref().unwrap_or(&self.attr.peer));
             let len = packet_len(&plan.headers, plan.len);
-            if !train.takes(len, ends.0, ends.1, limit) || !self.keeps_pace(now, len) {
+            if !train.takes(len, ends, limit) || !self.keeps_pace(now, len) {
                 break;
             }
             let after = self.tx.next + u64::from(plan.packets);
@@ -960,6 +959,7 @@ impl Qp {
             }
             plan.headers.bth = plan.headers.bth.with_ack_req(ask);
             let source = work.source(plan.offset, plan.len);
+            let ends = (&self.attr.local, other.as_ref().unwrap_or(&self.attr.peer));
             if train.push(ends, &mut plan.headers, source, mem, self.config.scope).is_err() {
                 self.tx.failing = Some(WcStatus::LOC_PROT_ERR);
                 continue;
@@ -1047,7 +1047,8 @@ impl Qp {
         train: &mut Train,
     ) {
         let packets = self.followers(limit, train);
-        let (ends, scope, headers) = (self.ends(), self.config.scope, &mut plan.headers);
+        let ends = (&self.attr.local, &self.attr.peer);
+        let (scope, headers) = (self.config.scope, &mut plan.headers);
         let tx = &mut self.tx;
         let Some(work) = tx.queue.get(tx.at) else { return };
         for _ in 0..packets {
@@ -1167,7 +1168,9 @@ impl Qp {
         }
     }
 
-    /// The packet at the point of sending; `None`: it has to wait.
+    /// The packet at the point of sending; `None`: it has to wait. Inlined, for its result is written in small
+    /// pieces, and to copy that in large ones costs more than all the rest of it.
+    #[inline(always)]
     fn plan(&self) -> Option<Plan> {
         let work = self.tx.queue.get(self.tx.at)?;
         let (tx, mtu) = (&self.tx, self.attr.path_mtu.octets());

@@ -117,20 +117,14 @@ impl Train {
         (self.closed, self.ends, self.ecn) = (false, None, false);
     }
 
-    /// Whether a packet of `len` octets, from `local` to `peer`, may be the next one.
-    pub(super) fn takes(
-        &self,
-        len: usize,
-        local: SocketAddr,
-        peer: SocketAddr,
-        limit: Limit,
-    ) -> bool {
+    /// Whether a packet of `len` octets between these ends, ours first, may be the next one.
+    pub(super) fn takes(&self, len: usize, ends: (&SocketAddr, &SocketAddr), limit: Limit) -> bool {
         if self.packets == 0 {
             return true;
         }
         !self.closed
             && len <= self.segment
-            && self.ends == Some((local, peer))
+            && self.ends.as_ref().is_some_and(|(local, peer)| (local, peer) == ends)
             && self.packets < limit.packets.min(MAX_TRAIN)
             && self.len() + len <= limit.octets.min(MAX_TRAIN_OCTETS)
     }
@@ -148,7 +142,7 @@ impl Train {
     /// Appends a packet. On an error nothing is appended.
     pub(super) fn push<M: Memory + ?Sized>(
         &mut self,
-        (local, peer): (SocketAddr, SocketAddr),
+        (local, peer): (&SocketAddr, &SocketAddr),
         headers: &mut Headers,
         source: Source<'_>,
         mem: &M,
@@ -156,7 +150,10 @@ impl Train {
     ) -> Result<(), AccessError> {
         let payload = source.len();
         let pad = pad_len(payload);
-        headers.bth = headers.bth.with_pad(pad);
+        // Mostly it is right: to read a header again that was just written in parts takes its time.
+        if headers.bth.pad() != pad {
+            headers.bth = headers.bth.with_pad(pad);
+        }
         let mut octets = [0; Headers::MAX_LEN];
         let header_len = headers.write(&mut octets);
         let len = header_len + payload + usize::from(pad) + ICRC_LEN;
@@ -184,7 +181,7 @@ impl Train {
 
         if self.packets == 0 {
             self.segment = len;
-            self.ends = Some((local, peer));
+            self.ends = Some((*local, *peer));
         }
         self.closed = len < self.segment;
         self.packets += 1;
@@ -192,7 +189,7 @@ impl Train {
     }
 
     /// The ICRC of the next packet, up to its BTH.
-    fn icrc(&self, local: SocketAddr, peer: SocketAddr, len: usize, bth: &Bth) -> Icrc {
+    fn icrc(&self, local: &SocketAddr, peer: &SocketAddr, len: usize, bth: &Bth) -> Icrc {
         let (src_port, dst_port) = (local.port(), peer.port());
         match (local.ip(), peer.ip()) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => {

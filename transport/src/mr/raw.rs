@@ -312,7 +312,7 @@ fn store_words(words: &[AtomicU64], data: &[u8]) {
 /// Loads a first part of `words` to `out`, 16 octets at a time, and says how many words: none where
 /// the processor does not promise that no such load is torn. Those with AVX do, for addresses that
 /// are multiples of 16 (Intel SDM vol. 3A, 9.1.1; AMD64 APM vol. 2, 7.3.2). Twice as fast as words one
-/// by one.
+/// by one. What comes is fetched a kilobyte ahead: large regions lie in the last cache.
 ///
 /// # Safety
 /// As [`load_words`].
@@ -337,6 +337,7 @@ unsafe fn load_lines(words: &[AtomicU64], out: *mut u8) -> usize {
     unsafe {
         std::arch::asm!(
             "2:",
+            "prefetcht0 [{from} + 1024]",
             "movdqa {a}, xmmword ptr [{from}]",
             "movdqa {b}, xmmword ptr [{from} + 16]",
             "movdqa {c}, xmmword ptr [{from} + 32]",

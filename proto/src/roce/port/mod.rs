@@ -354,7 +354,10 @@ impl Port {
     pub fn post_send(&mut self, qpn: Qpn, wr: SendWr, tag: u64) -> Result<(), PortError> {
         let slot = self.slots.get_mut(qpn).ok_or(PortError::UnknownQp(qpn))?;
         slot.qp.post_send(wr, tag)?;
-        self.enlist(qpn, true);
+        // Of one that is to send anyway a further request changes nothing, unless it has ended already.
+        if !slot.ready || !slot.qp.completions.is_empty() {
+            self.enlist(qpn, true);
+        }
         Ok(())
     }
 
@@ -623,7 +626,7 @@ impl Port {
             headers.deth = Some(Deth::new(GSI_QKEY, GSI_QPN));
             let scope = Scope { pd: PdId(0), qpn: GSI_QPN };
             train.clear();
-            if train.push((from, to), &mut headers, Source::Bytes(&mad), mem, scope).is_ok() {
+            if train.push((&from, &to), &mut headers, Source::Bytes(&mad), mem, scope).is_ok() {
                 return Some(Destination { to, from, tos: 0, scope });
             }
         }
@@ -649,7 +652,10 @@ impl Port {
             let cnp = Cnp::new(attr.pkey, attr.dest_qp);
             let (mut headers, ends) = (Headers::new(cnp.bth), (attr.local, attr.peer));
             train.clear();
-            if train.push(ends, &mut headers, Source::Bytes(&cnp.reserved), mem, scope).is_ok() {
+            if train
+                .push((&ends.0, &ends.1), &mut headers, Source::Bytes(&cnp.reserved), mem, scope)
+                .is_ok()
+            {
                 self.stats.cnps_sent += 1;
                 slot.notification.on_sent(now);
                 let tos = slot.traffic_class & !0b11;

@@ -516,7 +516,9 @@ mod back {
         if register == 0 {
             return 0;
         }
-        times(&HIGH[n >> 8 & 0xff], times(&LOW[n & 0xff], register))
+        let low = times(&LOW[n & 0xff], register);
+        // Small packets need no more.
+        if n < 256 { low } else { times(&HIGH[n >> 8 & 0xff], low) }
     }
 }
 
