@@ -12,10 +12,17 @@ use userdma_proto::{
     },
 };
 
-use crate::{End, Findings, Kind, between, span};
+use crate::{
+    End, Findings, Kind, between,
+    flow::{Message, Traffic},
+    span,
+};
 
 /// What a start-up waits for its answer at most, before it counts as unanswered.
 const REPLY_NS: i128 = 10_000_000_000;
+
+/// READs whose answers are waited for.
+const MOST_READS: usize = 4096;
 
 /// One of the two start-up frames.
 #[derive(Debug, Clone)]
@@ -41,6 +48,9 @@ struct Side {
     outstanding_told: bool,
     /// The last messages: what a TERMINATE may mean.
     last: VecDeque<Sent>,
+    /// When the READs were asked for.
+    asked: VecDeque<Option<i128>>,
+    traffic: Traffic,
 }
 
 /// A message that was sent.
@@ -229,11 +239,52 @@ impl Session {
             }
         }
         self.sides[side].fpdus += 1;
+        self.count(side, frame, fpdu, header);
         self.sequence(side, frame, fpdu, header, sockets, found);
         self.reads(side, frame, fpdu, opcode, sockets, found);
         if let Operation::Terminate(terminate, _) = &fpdu.operation {
             self.terminate(side, frame, terminate, sockets, found);
         }
+    }
+
+    /// What goes where, for the table of flows.
+    fn count(&mut self, side: usize, frame: &Frame, fpdu: &Fpdu, header: DdpHeader) {
+        let opcode = header.opcode();
+        let octets = u64::from(fpdu.payload_len);
+        if opcode == Opcode::READ_RESPONSE {
+            let asker = &mut self.sides[1 - side];
+            asker.traffic.read_octets += octets;
+            if header.last()
+                && let Some(Some(then)) = asker.asked.pop_front()
+                && let Some(now) = frame.time_ns
+            {
+                asker.traffic.read_to_last.add(now - then);
+            }
+            return;
+        }
+        let this = &mut self.sides[side];
+        let kind = match opcode {
+            Opcode::WRITE => Message::Write,
+            Opcode::READ_REQUEST => Message::Read,
+            op if op.is_send() => Message::Send,
+            _ => Message::Other,
+        };
+        this.traffic.packets += 1;
+        if matches!(kind, Message::Send | Message::Write) {
+            this.traffic.octets += octets;
+        }
+        this.traffic.messages[kind as usize] += u64::from(header.last());
+        if kind == Message::Read {
+            this.asked.push_back(frame.time_ns);
+            if this.asked.len() > MOST_READS {
+                this.asked.pop_front();
+            }
+        }
+    }
+
+    pub(crate) fn take_traffic(&mut self) -> [Traffic; 2] {
+        let [a, b] = &mut self.sides;
+        [std::mem::take(&mut a.traffic), std::mem::take(&mut b.traffic)]
     }
 
     /// Queue numbers, MSNs and offsets.
@@ -340,6 +391,10 @@ impl Session {
             return;
         }
         self.sides[side].reads.push_back(frame.number);
+        // Where only one direction is in the capture, no answer comes.
+        if self.sides[side].reads.len() > MOST_READS {
+            self.sides[side].reads.pop_front();
+        }
         let limit = self.read_limit(side);
         let this = &mut self.sides[side];
         if let Some(limit) = limit

@@ -79,7 +79,7 @@ kinds! {
     RoceIcrcRewrite "ROCE-ICRC-REWRITE" Error
         "The ICRC of a RoCE packet is wrong, but right with one field put back: something on the way rewrites that field, or the sender covers a field that it must not."
         "Whatever rewrites the named field: NAT, a firewall that normalises the IPv4 Identification, a router in front of a sender that covers TTL or DSCP."
-        "IBTA Annex A17.3.3";
+        "IBTA Annex A17.3";
     IwCrcBad "IW-CRC-BAD" Error
         "The CRC32c of an FPDU is wrong on a stream whose start-up turned the CRC on."
         "Memory, offloads and middleboxes that rewrite TCP payloads; TCP's own checksum was right, or the segment would have been dropped."
@@ -91,11 +91,11 @@ kinds! {
     RcRespGap "RC-RESP-GAP" Warning
         "READ response or ATOMIC ACK packets are missing in front of this one, and never came late: lost on the way from the responder to the capture point."
         "Drops between the responder's adapter and the capture point."
-        "IBTA vol. 1, 9.7.5.1.2";
+        "IBTA vol. 1, 9.7.5.1";
     RcDuplicate "RC-DUPLICATE" Warning
         "The network delivered the same packet twice: it is no resend of the sender."
         "Loops, mirrored ports that the capture sees twice, bonding in broadcast mode."
-        "IBTA vol. 1, 9.7.5.1.4";
+        "IBTA vol. 1, 9.7.5.1";
     RcReorder "RC-REORDER" Warning
         "A packet came after one that was sent later. Nothing was lost, but most responders treat it as a loss."
         "Load balancing by packet instead of by flow, bonding in round-robin mode; the UDP source port must be the same for all packets of a queue pair."
@@ -103,51 +103,51 @@ kinds! {
     RcRetransmit "RC-RETRANSMIT" Warning
         "The requester sent packets again."
         "The cause in the sentence: after a NAK the loss before it, after a time-out why no answer came, or whether the time-out is too short."
-        "IBTA vol. 1, 9.7.5.1, 9.9.2.1";
+        "IBTA vol. 1, 9.7.5.1, 9.9.2";
     RcRetryStorm "RC-RETRY-STORM" Warning
         "The same packets were sent again three times or more without progress."
         "Whether the responder gets them at all (its own capture, its counters), and whether its answers come back."
-        "IBTA vol. 1, 9.9.2.1";
+        "IBTA vol. 1, 9.9.2";
     RcRetryExhausted "RC-RETRY-EXHAUSTED" Error
         "The requester gave up: it used the retries that the connection allows without an answer."
         "Whether the responder was alive; retry_cnt and the ACK time-out."
-        "IBTA vol. 1, 9.9.2.4.1";
+        "IBTA vol. 1, 9.9.2";
     RcNakSeq "RC-NAK-SEQ" Warning
         "NAK, PSN sequence error (0x60): the responder names the PSN that it expected."
         "The loss or the reordering in front of it."
-        "IBTA vol. 1, 9.7.5.2.1";
+        "IBTA vol. 1, 9.7.5.2";
     RcNakInvalid "RC-NAK-INVALID" Error
         "NAK, invalid request (0x61): a shape, opcode or length that the responder does not take. The connection is over."
         "The request named: an operation that was not enabled, a SEND longer than the receive posted for it, too many READs, a length beyond the RETH's."
-        "IBTA vol. 1, 9.7.5.2.4";
+        "IBTA vol. 1, 9.7.5.2";
     RcNakAccess "RC-NAK-ACCESS" Error
         "NAK, remote access error (0x62): wrong R_Key, rights or bounds. The connection is over."
         "Address, length and R_Key of the request named against what the responder registered, and whether it deregistered too early."
-        "IBTA vol. 1, 9.7.5.2.5";
+        "IBTA vol. 1, 9.7.5.2";
     RcNakOp "RC-NAK-OP" Error
         "NAK, remote operational error (0x63): the responder itself failed. The connection is over."
         "The responder's completion queue and its log; Linux's rxe says so of a receive that is too small."
-        "IBTA vol. 1, 9.7.5.2.6";
+        "IBTA vol. 1, 9.7.5.2";
     RcNakOther "RC-NAK-OTHER" Error
         "A NAK of another code: invalid RD request, or reserved."
         "The responder's implementation."
-        "IBTA vol. 1, table 45";
+        "IBTA vol. 1, 9.7.5.2";
     RcRnr "RC-RNR" Warning
         "RNR NAK: no receive was posted; all waits for the time that it asks for."
         "How many receives the responder posts, and when; min_rnr_timer."
-        "IBTA vol. 1, 9.7.5.2.8";
+        "IBTA vol. 1, 9.7.5.2";
     RcRnrEarly "RC-RNR-EARLY" Note
         "The RNR NAK answers the first messages of the connection: receives are posted late."
         "Post receives before the connection is accepted."
-        "IBTA vol. 1, 12.9.7.1";
+        "IBTA vol. 1, 12.9.7";
     RcRnrExhausted "RC-RNR-EXHAUSTED" Error
         "More RNR NAKs of one PSN than the rnr_retry of the connection allows: the requester gave up."
         "The responder's receives; rnr_retry 7 stands for no limit."
-        "IBTA vol. 1, 9.7.5.2.8";
+        "IBTA vol. 1, 9.7.5.2";
     RcRecvTooSmall "RC-RECV-TOO-SMALL" Note
         "A SEND drew NAK 0x61 or 0x63: a hint that it was longer than the receive posted for it."
         "The size of the responder's receives against the SEND's."
-        "IBTA vol. 1, 9.7.5.2.4";
+        "IBTA vol. 1, 9.7.5.2";
     RcOutstanding "RC-OUTSTANDING" Error
         "More READs and ATOMICs were outstanding than the connection allows."
         "initiator_depth and responder_resources of both ends."
@@ -155,23 +155,23 @@ kinds! {
     RcAckReqUnanswered "RC-ACKREQ-UNANSWERED" Warning
         "A packet that asked for an ACK never got one, directly or by a later ACK, NAK or response, though the capture and the connection went on."
         "Whether the other direction is in the capture, and whether the responder is alive."
-        "IBTA vol. 1, 9.7.5.1.1";
+        "IBTA vol. 1, 9.7.5.1";
     FlowStalled "FLOW-STALLED" Warning
         "A flow fell silent with work outstanding, and did not recover."
         "The end that went silent."
-        "IBTA vol. 1, 9.9.2.1";
+        "IBTA vol. 1, 9.9.2";
     UcPsnGap "UC-PSN-GAP" Warning
         "Packets of an unreliable connection are missing: the message is lost, nobody resends it."
         "Drops between the sender and the capture point."
-        "IBTA vol. 1, 9.8.2.2.2";
+        "IBTA vol. 1, 9.8.2";
     UcDuplicate "UC-DUPLICATE" Warning
         "The network delivered a packet of an unreliable connection twice."
         "Loops, mirrored ports that the capture sees twice."
-        "IBTA vol. 1, 9.8.2.2.2";
+        "IBTA vol. 1, 9.8.2";
     UcReorder "UC-REORDER" Warning
         "Packets of an unreliable connection came in another order than they were sent: the receiver drops the message."
         "Load balancing by packet."
-        "IBTA vol. 1, 9.8.2.2.2";
+        "IBTA vol. 1, 9.8.2";
     EcnMarked "ECN-MARKED" Note
         "Packets came with CE set: a switch on the way was congested."
         "ECN thresholds, and who shares the port."
@@ -179,15 +179,15 @@ kinds! {
     EcnNoCnp "ECN-NO-CNP" Warning
         "CE-marked packets drew no CNP from their receiver."
         "Whether the receiver has congestion control on for that priority, and whether CNPs are dropped on the way."
-        "IBTA Annex A17.9.3";
+        "IBTA Annex A17.9";
     CnpSeen "CNP-SEEN" Note
         "A CNP asks the sender of a flow to slow down."
         "The switch that marked the flow's packets."
-        "IBTA Annex A17.9.3";
+        "IBTA Annex A17.9";
     CnpNoSlowdown "CNP-NO-SLOWDOWN" Warning
         "The sender went on at the same rate after CNPs."
         "Whether the sender reacts to CNPs on that priority."
-        "IBTA Annex A17.9.4";
+        "IBTA Annex A17.9";
     PfcPause "PFC-PAUSE" Warning
         "Pause frames: a priority, or the whole link, was stopped."
         "Who is slow behind the sender of these frames; a stuck receiver can stop a whole fabric."
@@ -195,7 +195,7 @@ kinds! {
     QosDscpMismatch "QOS-DSCP-MISMATCH" Warning
         "The two directions of a flow carry different DSCP values: one of them may not be lossless."
         "traffic_class and the mapping to priorities on both ends."
-        "IBTA Annex A17.4.5.2";
+        "IBTA Annex A17.4.5";
     QosPcpMismatch "QOS-PCP-MISMATCH" Warning
         "The two directions of a flow carry different VLAN priorities."
         "The mapping to priorities on both ends."
@@ -203,11 +203,11 @@ kinds! {
     RoceWrongQp "ROCE-WRONG-QP" Error
         "Packets that continue a connection's numbers go to a queue pair that the connection does not have."
         "The queue pair number that the sender was told."
-        "IBTA vol. 1, 9.6.1.1.1";
+        "IBTA vol. 1, 9.6.1.1";
     RocePkey "ROCE-PKEY" Error
         "The P_Key is not that of the connection, or both ends are limited members of its partition."
         "The partition tables of both ends."
-        "IBTA vol. 1, 9.6.1.1.3, 10.9.3";
+        "IBTA vol. 1, 9.6.1.1, 10.9.3";
     RoceMigReq "ROCE-MIGREQ" Note
         "The MigReq bit differs between the two ends of a flow, or changes within it."
         "Adapters that mix it up may drop packets: both ends must agree on the path migration state."
@@ -215,7 +215,7 @@ kinds! {
     RoceLength "ROCE-LENGTH" Error
         "A packet's length breaks the rules: FIRST or MIDDLE of another length than a path MTU, LAST empty or too long, or a RETH's length that is not what was sent."
         "The sender's implementation, and the path MTU of both ends."
-        "IBTA vol. 1, 9.7.4.1.6";
+        "IBTA vol. 1, 9.7.4.1";
     RocePad "ROCE-PAD" Error
         "PadCnt and the length of the payload do not fit together."
         "The sender's implementation."
@@ -223,19 +223,19 @@ kinds! {
     RoceOpcodeSeq "ROCE-OPCODE-SEQ" Error
         "Opcodes follow each other in a way that no message has, and no lost or resent packet explains it."
         "The sender's implementation."
-        "IBTA vol. 1, 9.7.4.1.1";
+        "IBTA vol. 1, 9.7.4.1";
     CmReject "CM-REJECT" Error
         "A connection request was rejected."
         "The reason in the sentence; reason 8 means that nobody listens at that port."
-        "IBTA vol. 1, 12.6.7.2";
+        "IBTA vol. 1, 12.6.7";
     CmTimeout "CM-TIMEOUT" Error
         "A connection request was never answered."
         "Whether UDP port 4791 reaches the other end, and whether its connection manager runs."
-        "IBTA vol. 1, 12.9.8.5";
+        "IBTA vol. 1, 12.9.8";
     CmRepeated "CM-REPEATED" Warning
         "A message of the connection manager came again: sent again by its sender, or copied by the network."
         "Whether the message, or the answer to it, was lost."
-        "IBTA vol. 1, 12.9.8.5";
+        "IBTA vol. 1, 12.9.8";
     CmMra "CM-MRA" Note
         "MRA: the other end asks for more time."
         "What the program does between request and accept."
@@ -243,15 +243,15 @@ kinds! {
     CmRtuLate "CM-RTU-LATE" Warning
         "Data of the active end came before its RTU, or the RTU later than the connection manager's response time-out."
         "Whether the RTU was lost or the active end was busy."
-        "IBTA vol. 1, 12.9.8.1";
+        "IBTA vol. 1, 12.9.8";
     CmDreqCrossed "CM-DREQ-CROSSED" Note
         "Both ends asked to disconnect the same connection at the same time."
         "Nothing: both answers end it."
-        "IBTA vol. 1, 12.9.8.3";
+        "IBTA vol. 1, 12.9.8";
     CmDreqStale "CM-DREQ-STALE" Note
         "A DREQ for a connection that was closed already, or that the capture does not know."
         "Whether the answer to an earlier DREQ was lost."
-        "IBTA vol. 1, 12.9.8.3";
+        "IBTA vol. 1, 12.9.8";
     MpaReject "MPA-REJECT" Error
         "The MPA reply refuses the connection."
         "The private data, and revision, markers and CRC of both start-up frames."

@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 mod cm;
+pub mod flow;
 mod iwarp;
 mod kind;
 mod net;
@@ -116,6 +117,23 @@ impl Analyser {
         Self::default()
     }
 
+    /// One that keeps account of flows, too: [`Analyser::flows`] has them at the end.
+    pub fn with_flows() -> Self {
+        let mut analyser = Self::default();
+        analyser.rc.keep_flows();
+        analyser.tcp.keep_flows();
+        analyser
+    }
+
+    /// The flows of the capture in the order of their first frames, behind [`Analyser::finish`]. Empty unless
+    /// [`Analyser::with_flows`] made this.
+    pub fn flows(&mut self) -> Vec<flow::Flow> {
+        let mut flows = self.rc.take_flows();
+        flows.append(&mut self.tcp.take_flows());
+        flows.sort_by_key(|flow| flow.frames);
+        flows
+    }
+
     /// Joins two queue pairs; to be given before the first frame.
     pub fn hint(&mut self, hint: Hint) {
         self.rc.hint(hint.ends);
@@ -141,6 +159,7 @@ impl Analyser {
                 }
                 let max = self.senders.of(ends.src, ends.dst).max();
                 self.net.packet(&packet, &mut self.found);
+                self.rc.datagram(&packet);
                 self.rc.packet(&packet, order, max, &mut self.cm, &mut self.found);
             }
         } else if frame.tcp.is_some() {
@@ -154,6 +173,11 @@ impl Analyser {
         self.cm.finish(self.last_time, &mut self.found);
         self.tcp.finish(self.last_time, &mut self.found);
         self.net.finish(&mut self.found);
+    }
+
+    /// Whether there are findings to [`Analyser::take`].
+    pub fn has_findings(&self) -> bool {
+        !self.found.0.is_empty()
     }
 
     /// The findings that are settled, which are taken out.

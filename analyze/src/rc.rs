@@ -23,6 +23,7 @@ use userdma_proto::{
 use crate::{
     End, Findings, Kind, between,
     cm::{Cm, Limits},
+    flow::{Flow, Message as Counted, Protocol, Span, Traffic},
     order::{Gap, Order},
     span,
 };
@@ -31,6 +32,10 @@ use crate::{
 const BEHIND: usize = 64;
 /// Packets that are remembered in all, of one channel.
 const MOST: usize = 1 << 16;
+/// READs whose answers are waited for: where only one direction is in the capture, none comes.
+const MOST_READS: usize = 4096;
+/// Gaps that wait for what becomes of them.
+const MOST_GAPS: usize = 1024;
 /// A PSN so far ahead is a new start.
 const FAR: u32 = 1 << 20;
 /// A gap is settled when nothing has come of it for so long.
@@ -110,6 +115,18 @@ impl Request {
             Operation::CmpSwap | Operation::FetchAdd => Self::Atomic,
             _ => Self::Other,
         }
+    }
+
+    /// Its place in [`Traffic::messages`].
+    fn counted(self) -> usize {
+        let kind = match self {
+            Self::Send => Counted::Send,
+            Self::Write => Counted::Write,
+            Self::Read => Counted::Read,
+            Self::Atomic => Counted::Atomic,
+            Self::Other => Counted::Other,
+        };
+        kind as usize
     }
 
     fn name(self) -> &'static str {
@@ -242,6 +259,7 @@ struct Half {
     last_request: Option<(u64, Option<i128>)>,
     last_answer: Option<(u64, Option<i128>)>,
     ended: bool,
+    traffic: Traffic,
 }
 
 type Psn24 = Psn;
@@ -265,6 +283,7 @@ struct Channel {
     /// DSCP and VLAN priority, and the frame that first had them.
     qos: [Option<(u8, u64)>; 2],
     qos_told: [bool; 2],
+    seen: Span,
 }
 
 impl Channel {
@@ -285,6 +304,7 @@ impl Channel {
             pkey_told: false,
             qos: [None; 2],
             qos_told: [false; 2],
+            seen: Span::default(),
         }
     }
 }
@@ -295,6 +315,16 @@ pub(crate) struct Flows {
     channels: Vec<Channel>,
     by_key: FxHashMap<(IpAddr, IpAddr, u32), usize>,
     between: FxHashMap<(IpAddr, IpAddr), SmallVec<[usize; 2]>>,
+    /// Flows that are over, and datagrams; `None`: nobody asks.
+    kept: Option<Kept>,
+}
+
+/// What is kept for [`crate::Analyser::flows`].
+#[derive(Debug, Default)]
+struct Kept {
+    over: Vec<Flow>,
+    /// By addresses, source and destination queue pair.
+    datagrams: FxHashMap<(IpAddr, IpAddr, u32, u32), (Span, Traffic)>,
 }
 
 /// The two ends of a connection that the connection manager made.
@@ -310,6 +340,79 @@ pub(crate) struct Made {
 }
 
 impl Flows {
+    pub(crate) fn keep_flows(&mut self) {
+        self.kept = Some(Kept::default());
+    }
+
+    /// A packet of UD, or a CNP: they are counted.
+    pub(crate) fn datagram(&mut self, packet: &Packet<'_>) {
+        let Some(kept) = &mut self.kept else { return };
+        let Some(info) = packet.info else { return };
+        let (src, dst) = (packet.ends.src, packet.ends.dst);
+        if info.transport == Transport::Cnp {
+            // It is for the one who asks on the channel of the other direction.
+            if let Some(&at) = self.by_key.get(&(src, dst, packet.dest_qp().0))
+                && let Some(pair) = self.channels[at].pair
+            {
+                self.channels[pair].half.traffic.cnps += 1;
+            }
+        }
+        let Some(deth) = packet.headers.deth.filter(|_| info.transport == Transport::Ud) else {
+            return;
+        };
+        let key = (src, dst, deth.src_qp().0, packet.dest_qp().0);
+        let (seen, traffic) = kept.datagrams.entry(key).or_default();
+        seen.see(packet.frame, packet.time);
+        traffic.packets += 1;
+        traffic.octets += u64::from(packet.roce.payload_len);
+        traffic.messages[Counted::Send as usize] += 1;
+        traffic.marked += u64::from(packet.ecn == 3);
+    }
+
+    /// The flow of a channel and its pair.
+    fn flow(&self, at: usize) -> Flow {
+        let channel = &self.channels[at];
+        let traffic =
+            |channel: &Channel| Traffic { path_mtu: channel.mtu, ..channel.half.traffic.clone() };
+        let (seen, back) = match channel.pair {
+            Some(pair) => {
+                let pair = &self.channels[pair];
+                (channel.seen.with(pair.seen), traffic(pair))
+            }
+            None => (channel.seen, Traffic::default()),
+        };
+        let (from, to) = self.ends(at);
+        let protocol = if channel.transport == Transport::Uc { Protocol::Uc } else { Protocol::Rc };
+        Flow {
+            protocol,
+            ends: [from, to],
+            frames: seen.frames,
+            times_ns: seen.times,
+            sent: [traffic(channel), back],
+        }
+    }
+
+    pub(crate) fn take_flows(&mut self) -> Vec<Flow> {
+        let Some(mut kept) = self.kept.take() else { return Vec::new() };
+        for at in 0..self.channels.len() {
+            let first = self.channels[at].pair.is_none_or(|pair| at < pair);
+            let flow = self.flow(at);
+            if first && flow.frames[0] != 0 {
+                kept.over.push(flow);
+            }
+        }
+        for ((src, dst, src_qp, dest_qp), (seen, traffic)) in kept.datagrams {
+            kept.over.push(Flow {
+                protocol: Protocol::Ud,
+                ends: [End::Qp(src, Qpn(src_qp)), End::Qp(dst, Qpn(dest_qp))],
+                frames: seen.frames,
+                times_ns: seen.times,
+                sent: [traffic, Traffic::default()],
+            });
+        }
+        kept.over
+    }
+
     fn channel(&mut self, src: IpAddr, dst: IpAddr, qp: Qpn, transport: Transport) -> usize {
         if let Some(&at) = self.by_key.get(&(src, dst, qp.0)) {
             return at;
@@ -335,6 +438,12 @@ impl Flows {
         let [(a, a_qp), (b, b_qp)] = made.ends;
         let there = self.channel(a, b, b_qp, made.transport);
         let back = self.channel(b, a, a_qp, made.transport);
+        if self.kept.is_some() {
+            let old = self.flow(there);
+            if let Some(kept) = self.kept.as_mut().filter(|_| old.frames[0] != 0) {
+                kept.over.push(old);
+            }
+        }
         for (at, other, side) in [(there, back, 0), (back, there, 1)] {
             self.end(at, last, found);
             let old = &self.channels[at];
@@ -392,7 +501,9 @@ impl Flows {
                 self.channel(packet.ends.src, packet.ends.dst, packet.dest_qp(), info.transport)
             }
         };
+        self.channels[at].seen.see(packet.frame, packet.time);
         if info.request {
+            self.channels[at].half.traffic.marked += u64::from(packet.ecn == 3);
             self.request(at, packet, info, order, max, found);
             if info.transport == Transport::Rc {
                 cm.data(packet, found);
@@ -564,7 +675,8 @@ impl Flows {
             self.end(at, packet.time, found);
             let half = &mut self.channels[at].half;
             let requests = half.requests;
-            *half = Half { next: Some(psn), base: psn, requests, ..Half::default() };
+            let traffic = std::mem::take(&mut half.traffic);
+            *half = Half { next: Some(psn), base: psn, requests, traffic, ..Half::default() };
             self.new_request(at, packet, info, found);
         }
         self.channels[at].half.last_request = Some((packet.frame, packet.time));
@@ -659,6 +771,9 @@ impl Flows {
                 }
             }
         }
+        half.traffic.packets += 1;
+        half.traffic.octets += u64::from(packet.roce.payload_len);
+        half.traffic.messages[request.counted()] += u64::from(info.place.ends());
         if let Some(message) = half.messages.back_mut() {
             message.octets += u64::from(packet.roce.payload_len);
             message.last_frame = packet.frame;
@@ -670,6 +785,9 @@ impl Flows {
                 next: 0,
                 frame: packet.frame,
             });
+            if half.reads.len() > MOST_READS {
+                half.reads.pop_front();
+            }
             let limit = channel.limits.outstanding;
             if let Some(limit) = limit
                 && half.reads.len() > usize::from(limit)
@@ -838,6 +956,12 @@ impl Flows {
                 format!("{} with PSN {psn} was sent before the packet of frame {after}", info.name);
             found.add(kind, [packet.frame], packet.time, ends, text);
         }
+        // A first copy, late or sent again.
+        if entry.is_some_and(|entry| entry.frame == 0) {
+            half.traffic.octets += u64::from(packet.roce.payload_len);
+            half.traffic.messages[Request::of(info.operation).counted()] +=
+                u64::from(info.place.ends());
+        }
         if filled && entry.is_none_or(|entry| entry.frame == 0) {
             if let Some(entry) = half.sent.get_mut(index) {
                 *entry = half_filled(entry, packet, info);
@@ -867,6 +991,7 @@ impl Flows {
     ) {
         let ends = self.ends(at);
         let half = &mut self.channels[at].half;
+        half.traffic.resent += 1;
         let psn = packet.psn();
         let new = match &half.resend {
             None => true,
@@ -1093,6 +1218,10 @@ impl Flows {
             found.add(Kind::RcReorder, [packet.frame], packet.time, ends, text);
         }
         if matches!(info.operation, Operation::ReadResponse | Operation::AtomicAck) {
+            half.traffic.read_octets += u64::from(packet.roce.payload_len);
+            if info.place.ends() && info.operation == Operation::ReadResponse {
+                half.measure_read(psn, packet.time);
+            }
             half.response(packet, info, order, max, late);
         }
         let syndrome = packet.headers.aeth.map(|aeth| aeth.syndrome());
@@ -1100,6 +1229,9 @@ impl Flows {
             Some(Syndrome::Nak(code)) => self.nak(asker, ends, packet, code, found),
             Some(Syndrome::RnrNak(code)) => self.rnr(asker, ends, packet, code, found),
             Some(Syndrome::Ack(_)) if info.operation == Operation::Ack => {
+                if self.kept.is_some() {
+                    self.channels[asker].half.measure(psn.next(), packet.time);
+                }
                 self.channels[asker].half.acknowledged(psn);
             }
             Some(Syndrome::Reserved(octet)) => {
@@ -1155,6 +1287,7 @@ impl Flows {
     ) {
         let psn = packet.psn();
         let half = &mut self.channels[asker].half;
+        half.traffic.naks += 1;
         if code == NakCode::PSN_SEQUENCE {
             // What comes before it is acknowledged.
             half.acknowledged_before(psn);
@@ -1201,6 +1334,7 @@ impl Flows {
         let half = &mut self.channels[asker].half;
         half.acknowledged_before(psn);
         half.rnr_unanswered(requester, found);
+        half.traffic.rnr_naks += 1;
         half.epoch += 1;
         let micros = rnr_micros(code);
         half.rnr = Some(Rnr { frame: packet.frame, time: packet.time, psn, micros });
@@ -1234,9 +1368,10 @@ impl Flows {
         if half.gaps.is_empty() && half.resp_gaps.is_empty() {
             return;
         }
+        let full = half.gaps.len().max(half.resp_gaps.len()) > MOST_GAPS;
         let over = |gap: &Gap| match (gap.time, now) {
-            (Some(then), Some(now)) => now - then > SETTLED_NS,
-            _ => false,
+            (Some(then), Some(now)) => full || now - then > SETTLED_NS,
+            _ => full,
         };
         let uc = self.channels[at].transport == Transport::Uc;
         let ends = self.ends(at);
@@ -1443,6 +1578,44 @@ impl Half {
         while self.first_message < oldest && self.messages.len() > 1 {
             self.messages.pop_front();
             self.first_message += 1;
+        }
+    }
+
+    /// An ACK comes of everything before `until`: how long did it take?
+    fn measure(&mut self, until: Psn, time: Option<i128>) {
+        let Some(time) = time else { return };
+        let from = self.una.unwrap_or(self.base);
+        let (first, count) = (from.since(self.base) as usize, until.since(from) as usize);
+        if count > self.sent.len() {
+            return;
+        }
+        let mut last = u64::MAX;
+        for sent in self.sent.iter().skip(first).take(count).rev() {
+            // The last packet of each message, if it was sent once.
+            let new = sent.message != last;
+            last = sent.message;
+            let (true, Some(then)) = (new && sent.sends == 1, sent.time) else { continue };
+            let message = sent
+                .message
+                .checked_sub(self.first_message)
+                .and_then(|at| self.messages.get(usize::try_from(at).ok()?));
+            match message.map(|message| message.request) {
+                Some(Request::Send) => self.traffic.send_to_ack.add(time - then),
+                Some(Request::Write) => self.traffic.write_to_ack.add(time - then),
+                _ => {}
+            }
+        }
+    }
+
+    /// The last answer to a READ.
+    fn measure_read(&mut self, psn: Psn, time: Option<i128>) {
+        let read = self.reads.iter().find(|read| psn.since(read.psn) < read.count);
+        let asked = read.and_then(|read| self.sent.get(read.psn.since(self.base) as usize));
+        if let (Some(time), Some(sent)) = (time, asked)
+            && sent.sends == 1
+            && let Some(then) = sent.time
+        {
+            self.traffic.read_to_last.add(time - then);
         }
     }
 

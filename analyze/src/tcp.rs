@@ -8,6 +8,7 @@ use userdma_proto::dissect::{Frame, Iwarp, TcpInfo};
 
 use crate::{
     End, Findings, Kind,
+    flow::{Flow, Protocol, Span},
     iwarp::Session,
     order::{Gap, Idents, Order},
 };
@@ -19,6 +20,10 @@ const ACK: u8 = 0x10;
 
 /// Without Identifications: a hole that is filled so soon was late, not lost.
 const SOON_NS: i128 = 3_000_000;
+/// A gap is settled when nothing has come of it for so long.
+const SETTLED_NS: i128 = 1_000_000_000;
+/// Gaps that wait for what becomes of them.
+const MOST_GAPS: usize = 1024;
 /// A stream that has carried so many segments and is no iWARP is none.
 const PATIENCE: u64 = 64;
 /// A sequence number so far away is of another connection.
@@ -54,6 +59,8 @@ struct Stream {
     /// What is found before it is known to be iWARP.
     held: Findings,
     session: Session,
+    seen: Span,
+    resent: [u64; 2],
 }
 
 impl Stream {
@@ -69,6 +76,8 @@ impl Stream {
             reset: None,
             held: Findings::default(),
             session: Session::default(),
+            seen: Span::default(),
+            resent: [0; 2],
         }
     }
 
@@ -95,9 +104,20 @@ pub(crate) struct Streams {
     ports: FxHashSet<u16>,
     /// Connections carried something else.
     others: bool,
+    /// Flows that are over; `None`: nobody asks.
+    kept: Option<Vec<Flow>>,
 }
 
 impl Streams {
+    pub(crate) fn keep_flows(&mut self) {
+        self.kept = Some(Vec::new());
+    }
+
+    /// Behind the end of the capture.
+    pub(crate) fn take_flows(&mut self) -> Vec<Flow> {
+        self.kept.take().unwrap_or_default()
+    }
+
     pub(crate) fn frame(&mut self, frame: &Frame, found: &mut Findings) {
         let (Some(tcp), Some(ends)) = (frame.tcp, frame.ends) else { return };
         let Some((from, to)) = ends.ports else { return };
@@ -129,6 +149,7 @@ impl Streams {
             stream.iwarp = Some(true);
             self.ports.insert(stream.ends[1].port());
         }
+        stream.seen.see(frame.number, frame.time_ns);
         stream.segment(side, frame, tcp);
         if stream.iwarp == Some(true) {
             stream.session.items(side, frame, stream.ends, &mut stream.held);
@@ -168,6 +189,19 @@ impl Streams {
             return;
         }
         stream.finish(last, found);
+        if let Some(kept) = &mut self.kept {
+            let mut sent = stream.session.take_traffic();
+            for (traffic, resent) in sent.iter_mut().zip(stream.resent) {
+                traffic.resent = resent;
+            }
+            kept.push(Flow {
+                protocol: Protocol::Iwarp,
+                ends: stream.ends.map(End::Socket),
+                frames: stream.seen.frames,
+                times_ns: stream.seen.times,
+                sent,
+            });
+        }
     }
 
     pub(crate) fn finish(&mut self, last: Option<i128>, found: &mut Findings) {
@@ -231,6 +265,7 @@ impl Stream {
             dir.fin.get_or_insert(frame.number);
         }
         if tcp.payload_len > 0 {
+            self.settle(side, frame.time_ns);
             self.segments += 1;
             self.payload(side, frame, tcp, ident, order);
         }
@@ -319,6 +354,7 @@ impl Stream {
                     None => ", which had been seen before".into(),
                 };
                 let text = format!("{range} are sent again{why}");
+                self.resent[side] += 1;
                 held.add(Kind::TcpRetransmit, [frame.number], frame.time_ns, ends, text);
             }
             if end.wrapping_sub(next) < FAR {
@@ -340,26 +376,45 @@ impl Stream {
         }
     }
 
+    /// Gaps that nothing will come of any more.
+    fn settle(&mut self, side: usize, now: Option<i128>) {
+        let gaps = &self.dirs[side].gaps;
+        let Some(first) = gaps.first() else { return };
+        let old = first.time.zip(now).is_some_and(|(then, now)| now - then > SETTLED_NS);
+        // What is acknowledged has come, late or again.
+        if gaps.len() > MOST_GAPS || old && (first.delivered || first.missing.is_empty()) {
+            let gap = self.dirs[side].gaps.remove(0);
+            self.tell_gap(side, &gap);
+        }
+    }
+
+    fn tell_gap(&mut self, side: usize, gap: &Gap) {
+        if gap.missing.is_empty() {
+            return;
+        }
+        let ends = self.sockets(side);
+        let range = format!("octets {} to {}", gap.first, gap.first + gap.all);
+        let (kind, text) = if gap.delivered && !gap.lost {
+            (
+                Kind::CapFramesMissing,
+                format!("{range} of the stream are acknowledged, but not in the capture"),
+            )
+        } else {
+            (
+                Kind::TcpGap,
+                format!(
+                    "{range} of the stream are missing in front of this segment (the one before: frame {})",
+                    gap.before
+                ),
+            )
+        };
+        self.held.add(kind, [gap.frame], gap.time, ends, text);
+    }
+
     fn finish(&mut self, last: Option<i128>, found: &mut Findings) {
         for side in 0..2 {
-            let ends = self.sockets(side);
-            for gap in self.dirs[side].gaps.drain(..).filter(|gap| !gap.missing.is_empty()) {
-                let range = format!("octets {} to {}", gap.first, gap.first + gap.all);
-                let (kind, text) = if gap.delivered && !gap.lost {
-                    (
-                        Kind::CapFramesMissing,
-                        format!("{range} of the stream are acknowledged, but not in the capture"),
-                    )
-                } else {
-                    (
-                        Kind::TcpGap,
-                        format!(
-                            "{range} of the stream are missing in front of this segment (the one before: frame {})",
-                            gap.before
-                        ),
-                    )
-                };
-                self.held.add(kind, [gap.frame], gap.time, ends, text);
+            for gap in std::mem::take(&mut self.dirs[side].gaps) {
+                self.tell_gap(side, &gap);
             }
         }
         if let Some((side, time, after)) = self.reset.take() {

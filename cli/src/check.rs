@@ -1,38 +1,25 @@
 //! `userdma check`: what is wrong in captures, for people and for CI.
 
 use std::{
-    cell::RefCell,
     collections::BTreeMap,
     fmt::Write as _,
-    io::{self, Read},
     net::IpAddr,
     path::{Path, PathBuf},
     process::ExitCode,
-    rc::Rc,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::AtomicBool,
 };
 
 use anyhow::{Context, Result};
 use clap::{Args, ColorChoice, ValueEnum};
 use serde_json::{Value, json};
 use userdma_analyze::{Analyser, End, Finding, Hint, Kind, Severity};
-use userdma_proto::{
-    dissect::{
-        Dissector, Options,
-        capture::{self, Reader},
-    },
-    wire::ids::Qpn,
-};
+use userdma_proto::wire::ids::Qpn;
 
 use crate::{
-    dissect::stream::{Input, Sink, plain, shows_colours, stop_flag},
+    capture::{INTERRUPTED, Read, UNREADABLE, name, read},
+    dissect::stream::{shows_colours, stop_flag},
     output::{counted, note},
 };
-
-/// Exit status of what is no readable capture, or not to its end.
-const UNREADABLE: u8 = 2;
-/// Exit status after Ctrl-C: 128 and the signal.
-const INTERRUPTED: u8 = 130;
 
 /// Say what is wrong in captures: losses, refusals, time-outs, broken rules, and whose they are
 #[derive(Args, Debug)]
@@ -97,7 +84,8 @@ enum FailOn {
     Never,
 }
 
-fn kind(text: &str) -> Result<Kind, String> {
+/// A kind by its identifier.
+pub(crate) fn kind(text: &str) -> Result<Kind, String> {
     Kind::from_id(text).ok_or_else(|| {
         let near =
             Kind::ALL.iter().min_by_key(|kind| distance(kind.id(), &text.to_ascii_uppercase()));
@@ -131,9 +119,7 @@ struct Checked {
     findings: Vec<Finding>,
     frames: u64,
     first_time: Option<i128>,
-    /// Why it was not read to its end.
-    early: Option<String>,
-    interrupted: bool,
+    ended: Read,
 }
 
 pub(crate) fn run(args: &Check) -> Result<ExitCode> {
@@ -173,17 +159,16 @@ pub(crate) fn run(args: &Check) -> Result<ExitCode> {
             checked.text(args, &mut out);
         }
         crate::output::line(out.trim_end_matches('\n'));
-        if let Some(why) = &checked.early {
-            note(&format!(
-                "error: {}: {why}; {} before that",
-                checked.name,
-                counted(checked.frames, "frame")
-            ));
-            unreadable = true;
-        }
-        if checked.interrupted {
-            interrupted = true;
-            break;
+        match &checked.ended {
+            Read::Whole => {}
+            Read::Early(why) => {
+                note(&format!("error: {}: {why}", checked.name));
+                unreadable = true;
+            }
+            Read::Interrupted => {
+                interrupted = true;
+                break;
+            }
         }
     }
     Ok(match (interrupted, unreadable, failed) {
@@ -208,85 +193,27 @@ impl Check {
     }
 }
 
-fn name(file: &Path) -> String {
-    if file == Path::new("-") { "stdin".into() } else { file.display().to_string() }
-}
-
 fn check(args: &Check, file: &Path, hints: &[Hint], stop: &AtomicBool) -> Result<Checked, String> {
-    let input = Input::open(file)?;
-    // Of a pipe nothing is lost: tcpdump ends by the same Ctrl-C, and what it still wrote is read.
-    let live = input.is_live();
-    // Nothing is printed before the end: there is nothing to flush.
-    let sink = Rc::new(RefCell::new(Sink::new(Box::new(io::sink()), false)));
-    let mut reader = Reader::new(input.into_read_shown(&sink)).map_err(|e| match e {
-        capture::Error::Io(e) => plain(&e),
-        e => e.to_string(),
-    })?;
-    let mut options = Options::default();
-    options.roce_ports.extend_from_slice(&args.roce_port);
-    let mut checking = Checking {
-        dissector: Dissector::new(options),
-        analyser: Analyser::new(),
-        checked: Checked {
-            name: name(file),
-            findings: Vec::new(),
-            frames: 0,
-            first_time: None,
-            early: None,
-            interrupted: false,
-        },
-    };
+    let mut analyser = Analyser::new();
     for &hint in hints {
-        checking.analyser.hint(hint);
+        analyser.hint(hint);
     }
-    checking.read(&mut reader, if live { None } else { Some(stop) });
-    let mut checked = checking.checked;
-    checked.findings.retain(|finding| args.wants(finding.kind));
-    checked.findings.sort_by(|a, b| {
+    let (mut frames, mut first_time, mut findings) = (0, None, Vec::new());
+    let ended = read(file, &args.roce_port, stop, |frame| {
+        frames += 1;
+        first_time = first_time.or(frame.time_ns);
+        analyser.push(frame);
+        if analyser.has_findings() {
+            findings.append(&mut analyser.take());
+        }
+    })?;
+    analyser.finish();
+    findings.append(&mut analyser.take());
+    findings.retain(|finding| args.wants(finding.kind));
+    findings.sort_by(|a, b| {
         (a.frames.first(), a.kind, &a.frames).cmp(&(b.frames.first(), b.kind, &b.frames))
     });
-    Ok(checked)
-}
-
-struct Checking {
-    dissector: Dissector,
-    analyser: Analyser,
-    checked: Checked,
-}
-
-impl Checking {
-    fn read<R: Read>(&mut self, reader: &mut Reader<R>, stop: Option<&AtomicBool>) {
-        loop {
-            match reader.next_record() {
-                Ok(Some(record)) => self.dissector.handle_record(&record),
-                Ok(None) => break,
-                Err(e) => {
-                    self.checked.early = Some(match e {
-                        capture::Error::Io(e) => format!("cannot be read on: {}", plain(&e)),
-                        e => e.to_string(),
-                    });
-                    break;
-                }
-            }
-            self.drain();
-            if stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) {
-                self.checked.interrupted = true;
-                break;
-            }
-        }
-        self.dissector.finish();
-        self.drain();
-        self.analyser.finish();
-        self.checked.findings.append(&mut self.analyser.take());
-    }
-
-    fn drain(&mut self) {
-        while let Some(frame) = self.dissector.poll_frame() {
-            self.checked.frames += 1;
-            self.checked.first_time = self.checked.first_time.or(frame.time_ns);
-            self.analyser.push(&frame);
-        }
-    }
+    Ok(Checked { name: name(file), findings, frames, first_time, ended })
 }
 
 impl Checked {
@@ -377,14 +304,14 @@ impl Checked {
             "errors": errors,
             "warnings": warnings,
             "notes": notes,
-            "whole": self.early.is_none() && !self.interrupted,
+            "whole": self.ended == Read::Whole,
         });
         let _ = writeln!(out, "{object}");
     }
 }
 
 /// An end, for JSON.
-fn end(end: End) -> Value {
+pub(crate) fn end(end: End) -> Value {
     match end {
         End::Host(ip) => json!({"ip": ip.to_string()}),
         End::Qp(ip, qpn) => json!({"ip": ip.to_string(), "qp": qpn.0}),

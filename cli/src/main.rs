@@ -3,11 +3,14 @@
 //! One command a file: [`demo`], [`serve`], [`ping`], [`perf`], [`sim`]; [`pingpong`] and
 //! [`dissect`] have a folder.
 //! What two of our own commands say to each other is in [`session`], what rping says in [`rping`].
-//! Without the feature `peers` there are [`dissect`], [`check`] and [`sim`], and nothing that opens a socket.
+//! Without the feature `peers` there are [`dissect`], [`check`], [`flows`], [`sim`] and [`generate`], and nothing that opens a socket.
 #![forbid(unsafe_code)]
 
+mod capture;
 mod check;
 mod dissect;
+mod flows;
+mod generate;
 #[cfg_attr(not(feature = "peers"), allow(dead_code, reason = "the peers print more than the rest"))]
 mod output;
 mod sim;
@@ -42,7 +45,7 @@ mod stop;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 #[cfg(feature = "peers")]
 use {
     anyhow::Context,
@@ -65,6 +68,7 @@ Examples:
   userdma pingpong 10.0.0.1             the client of ibv_rc_pingpong
   userdma dissect x.pcap                what RDMA a capture carries
   userdma check x.pcap                  what is wrong in it, where, and what to look at
+  userdma flows x.pcap                  who talks to whom, how much, how long it takes
   userdma sim --seed 7                  RoCEv2 through loss, simulated")
 )]
 struct Cli {
@@ -79,6 +83,8 @@ enum Command {
     Peer(Peer),
     Dissect(dissect::Dissect),
     Check(check::Check),
+    Flows(flows::Flows),
+    Generate(generate::Generate),
     Sim(sim::Sim),
 }
 
@@ -132,6 +138,8 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Peer(peer) => run_peer(peer),
         Command::Dissect(args) => dissect::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Flows(args) => flows::run(&args),
+        Command::Generate(args) => generate::run(&args, Cli::command()),
         Command::Sim(args) => sim::run(&args),
     }
 }

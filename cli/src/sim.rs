@@ -7,6 +7,7 @@ use std::{fs, path::PathBuf, process::ExitCode};
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum, value_parser};
 use serde_json::{Value, json};
+use userdma_analyze::{Kind as Finding, scenes};
 use userdma_proto::{
     roce::{PathMtu, Window},
     sim::{
@@ -28,6 +29,7 @@ Examples:
   userdma sim --seed 7                                  random work on a random network
   userdma sim --seed 7 --impair loss=5%,reorder=1%,delay=1ms --mtu 4096
   userdma sim --seed 7 --pcap run.pcapng && userdma dissect run.pcapng
+  userdma sim --show RC-PSN-GAP --pcap x.pcap && userdma check x.pcap
   for s in $(seq 100); do userdma sim --seed $s --json; done | jq -c 'select(.verdict != \"right\")'
 
 What is not given is chosen by the seed. The same arguments give the same run on every machine.
@@ -80,6 +82,14 @@ pub(crate) struct Sim {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    /// Instead: write to --pcap a made-up capture that shows this kind of finding (`userdma check --list`)
+    #[arg(long, value_name = "ID", value_parser = crate::check::kind, requires = "pcap", conflicts_with_all = [
+        "seed", "impair", "kind", "pairs", "ops", "size", "mtu", "window", "out_of_order", "retry", "json"
+    ])]
+    show: Option<Finding>,
+    /// With --show: a capture that nearly shows it, and does not
+    #[arg(long, requires = "show")]
+    nearly: bool,
 }
 
 #[derive(ValueEnum, Debug, Clone, Copy)]
@@ -131,6 +141,14 @@ impl Sim {
 const MOST_OCTETS: u64 = 1 << 30;
 
 pub(crate) fn run(args: &Sim) -> Result<ExitCode> {
+    if let (Some(kind), Some(path)) = (args.show, &args.pcap) {
+        let scene = scenes::of(kind);
+        let capture = if args.nearly { scene.nearly } else { scene.shows };
+        fs::write(path, capture.pcap())
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+
     let settings = args.settings();
     let (pairs, ops, size) = (settings.pairs, settings.operations, settings.longest);
     let all = 2 * pairs as u64 * ops as u64 * u64::from(size);

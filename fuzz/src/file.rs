@@ -7,6 +7,7 @@ use std::{
     io::{self, Read},
 };
 
+use userdma_analyze::Analyser;
 use userdma_proto::{
     dissect::{
         Dissector, Frame, Iwarp, Options,
@@ -87,6 +88,7 @@ fn decode(input: impl Read, options: Options) -> Decoded {
     let waiting = options.max_waiting;
     let mut dissector = Dissector::new(options);
     let (mut heads, mut before) = (Vec::new(), reader.position());
+    let mut analyser = Analyser::with_flows();
     let mut damaged_gzip = false;
     let end = loop {
         match reader.next_record() {
@@ -106,14 +108,22 @@ fn decode(input: impl Read, options: Options) -> Decoded {
                 break Some(error);
             }
         }
-        take(&mut dissector, &mut frames);
+        take(&mut dissector, &mut analyser, &mut frames);
         assert!(heads.len() - frames.len() <= waiting, "too many frames wait");
         assert!(reader.position() > before, "a record takes octets");
         before = reader.position();
     };
     dissector.finish();
-    take(&mut dissector, &mut frames);
+    take(&mut dissector, &mut analyser, &mut frames);
     assert_eq!(frames.iter().map(|frame| frame.head).collect::<Vec<_>>(), heads);
+    analyser.finish();
+    for finding in analyser.take() {
+        let named = finding.frames.iter().all(|&frame| (1..=frames.len() as u64).contains(&frame));
+        assert!(named && !finding.frames.is_empty() && !finding.text.is_empty(), "{finding:?}");
+    }
+    for flow in analyser.flows() {
+        assert!(flow.frames[0] >= 1 && flow.frames[0] <= flow.frames[1], "{flow:?}");
+    }
     Decoded { frames, end, damaged_gzip }
 }
 
@@ -123,9 +133,10 @@ fn told(error: &Error) -> String {
     text
 }
 
-fn take(dissector: &mut Dissector, frames: &mut Vec<Seen>) {
+fn take(dissector: &mut Dissector, analyser: &mut Analyser, frames: &mut Vec<Seen>) {
     while let Some(frame) = dissector.poll_frame() {
         check(&frame);
+        analyser.push(&frame);
         let mut all = Hash(DefaultHasher::new());
         write!(all, "{frame:?}").expect("a hash takes all");
         let head = (frame.number, frame.time_ns, frame.len, frame.caplen);
